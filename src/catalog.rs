@@ -258,7 +258,7 @@ catalog! {
 
     HOST_OOM_KILLS = Counter Global "memledger_host_oom_kills_total" [] max 1, since Ledger,
         "Processes that the kernel's OOM killer killed on this host since the first start of the ledger; never disappears.",
-        "The sum of the kills counted for containers (including those excluded by a filter), for host processes, and as unattributed, once each kill is settled, at most 15 s after it.";
+        "The sum of the kills counted for containers (including those excluded by a filter), for host processes, and as unattributed, once each kill is settled, at most 15 s after its victim is gone.";
     HOST_PROCESS_OOM_KILLS = Counter Global "memledger_host_process_oom_kills_total" [] max 1, since Ledger,
         "Part of memledger_host_oom_kills_total: kills of processes outside containers.";
     OOM_UNATTRIBUTED = Counter Global "memledger_oom_kills_unattributed_total" [] max 1, since Ledger,
@@ -392,7 +392,7 @@ catalog! {
         "Processes of the container by role (trainer, dataloader_worker, other), from cgroup.procs and /proc; absent if not all can be read.";
     CONTAINER_OOM_KILLS = Counter Container "memledger_container_oom_kills_total" ["victim", "scope"] max CONTAINERS * 4, since Ledger,
         "Processes of the container that the kernel's OOM killer killed, from the ledger; begins at 0 with the container.",
-        "`victim`: `main` if the kill ended the container (its first process, or a child whose death made it exit with that status within 5 s), else `child`. `scope`: `container` if the limit of a cgroup was hit, `host` if the host ran out of memory. Continues over restarts of the container and of memledger. The kill of a child is counted once the container is known to survive, up to 5 s later, or 15 s if no process of it is seen.";
+        "`victim`: `main` if the kill ended the container (its first process, or a child whose death made it exit with that status within 5 s), else `child`. `scope`: `container` if the limit of a cgroup was hit, `host` if the host ran out of memory. Continues over restarts of the container and of memledger. The kill of a child is counted once the container is known to survive, 5 s after the child is gone, or 15 s if no process of it is seen.";
     CONTAINER_LAST_OOM_KILL = Gauge Container "memledger_container_last_oom_kill_timestamp_seconds" [] max CONTAINERS,
         "Unix time of the last OOM kill of a process of the container; absent until the first.";
     CONTAINER_EXITS = Counter Container "memledger_container_exits_total" ["reason"] max CONTAINERS * 10, since Ledger,

@@ -9,6 +9,17 @@ use rustix::time::{ClockId, clock_gettime};
 /// A shorter suspend is none: the machine was only busy between two readings.
 const MIN_SUSPEND: Duration = Duration::from_millis(500);
 
+/// A smaller step of the wall clock moves no times: they are compared with more tolerance.
+pub const MIN_CLOCK_STEP: f64 = 60.0;
+/// There was no memledger before 2026: an older Unix time is that of a wrong clock, and says nothing of an age.
+pub const EARLIEST_TIME: f64 = 1_767_225_600.0;
+/// So long after the boot a clock that nobody has set is taken for right.
+const CLOCK_RIGHT_AFTER: Duration = Duration::from_secs(86_400);
+/// The time of the boot is known to this many seconds.
+const BOOT_TOLERANCE: f64 = 1.0;
+/// So long after the boot a host without a clock of its own has set it from the network.
+const CLOCK_SET_WITHIN: Duration = Duration::from_secs(600);
+
 /// One reading of the clocks.
 ///
 /// The monotonic part measures durations; the wall clock is for people and Prometheus.
@@ -62,6 +73,14 @@ impl Timestamp {
     pub fn wall_moved_since(&self, earlier: Timestamp) -> f64 {
         let offset = |at: Timestamp| at.wall.as_secs_f64() - (at.monotonic + at.suspended).as_secs_f64();
         offset(*self) - offset(earlier)
+    }
+
+    /// Returns true if the wall clock can be believed: it was not set since `earlier`, and the machine has been up for so long that
+    /// somebody would have set it.
+    pub fn is_likely_right(&self, earlier: Timestamp) -> bool {
+        self.unix_seconds() > EARLIEST_TIME
+            && self.monotonic + self.suspended > CLOCK_RIGHT_AFTER
+            && self.wall_moved_since(earlier).abs() < MIN_CLOCK_STEP
     }
 
     /// Returns the Unix time at which the machine was booted.
@@ -121,6 +140,46 @@ impl Timestamp {
     /// Returns the whole seconds since the Unix epoch, the unit of the runtimes' APIs.
     pub fn unix_whole_seconds(&self) -> u64 {
         self.wall.as_secs()
+    }
+}
+
+/// The wall clock was set, and what it gave before was wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClockStep {
+    by: f64,
+    /// The first and the last Unix time that were wrong, by the clock as it was.
+    wrong: (f64, f64),
+}
+
+impl ClockStep {
+    /// Returns what a step of the clock between these two readings says of times that this process recorded. Soon after the boot the
+    /// clock was wrong since then. Later, a step back only shows that times after it were; a step forward shows nothing: a virtual
+    /// machine that was paused had the right time.
+    pub fn between(before: Timestamp, now: Timestamp) -> Option<Self> {
+        let by = now.wall_moved_since(before);
+        if by.abs() < MIN_CLOCK_STEP {
+            return None;
+        }
+        let is_early = now.monotonic + now.suspended < CLOCK_SET_WITHIN;
+        let since = if is_early { before.booted_at() - BOOT_TOLERANCE } else { now.unix_seconds() };
+        (is_early || by < 0.0).then_some(Self { by, wrong: (since, now.unix_seconds() - by) })
+    }
+
+    /// Returns the seconds by which times were wrong.
+    pub fn seconds(&self) -> f64 {
+        self.by
+    }
+
+    /// Returns the first and the last Unix time that were wrong.
+    pub fn wrong(&self) -> (f64, f64) {
+        self.wrong
+    }
+
+    /// Corrects a Unix time.
+    pub fn correct(&self, at: &mut f64) {
+        if (self.wrong.0..=self.wrong.1).contains(at) {
+            *at += self.by;
+        }
     }
 }
 
@@ -193,5 +252,33 @@ mod tests {
             (Timestamp::now().monotonic.as_secs_f64() - uptime).abs() < 5.0,
             "no sleep, no time namespace"
         );
+    }
+
+    #[test]
+    fn step_of_the_clock_corrects_what_it_proves_wrong() {
+        let hour = 3_600_000;
+        let (early, late) = (
+            Timestamp { monotonic: Duration::from_secs(90), ..Timestamp::now() },
+            Timestamp::hours_after_boot(30),
+        );
+        let corrected = |before: Timestamp, millis: i64, at: f64| {
+            let mut at = at;
+            if let Some(step) = ClockStep::between(before, before.with_wall_moved(millis)) {
+                step.correct(&mut at);
+            }
+            at
+        };
+        let (recent, old) = (early.unix_seconds() - 5.0, late.unix_seconds() - 7_200.0);
+        for millis in [hour, -hour] {
+            let seconds = millis as f64 / 1e3;
+            assert_eq!(corrected(early, millis, recent), recent + seconds, "wrong since the boot");
+            let yesterday = early.booted_at() - 86_400.0;
+            assert_eq!(corrected(early, millis, yesterday), yesterday, "of an earlier boot");
+        }
+        let future = late.unix_seconds() - 5.0;
+        assert_eq!(corrected(late, -hour, future), future - 3_600.0);
+        assert_eq!(corrected(late, -hour, old), old);
+        assert_eq!(corrected(late, hour, future), future, "the machine may have been paused");
+        assert_eq!(corrected(early, 30_000, recent), recent, "small steps are tolerated");
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::ClockStep;
 pub use crate::discover::Identity;
 pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
 
@@ -431,13 +432,39 @@ impl LedgerEvent {
         }
     }
 
-    /// Moves its Unix time.
-    pub fn move_time(&mut self, by: f64) {
+    /// Takes over what was decided of the same event elsewhere.
+    pub fn decide_as(&mut self, other: &Self) {
+        match (self, other) {
+            (LedgerEvent::OomKill(kill), LedgerEvent::OomKill(other)) => {
+                (kill.victim, kill.number) = (other.victim, other.number);
+                kill.owner.clone_from(&other.owner);
+            }
+            (LedgerEvent::Exit(exit), LedgerEvent::Exit(other)) => {
+                (exit.reason, exit.ended_by) = (other.reason, other.ended_by);
+                exit.may_be.clone_from(&other.may_be);
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns what identifies the event and its kills, without samples, report and evidence.
+    pub fn without_details(self) -> Self {
         match self {
-            LedgerEvent::OomKill(kill) => kill.at += by,
-            LedgerEvent::Exit(exit) => exit.at += by,
-            LedgerEvent::GpuError(error) => error.at += by,
-            LedgerEvent::CudaOom(oom) => oom.at += by,
+            LedgerEvent::OomKill(kill) => {
+                LedgerEvent::OomKill(Kill { report: None, before: None, evidence: vec![], ..kill })
+            }
+            LedgerEvent::Exit(exit) => LedgerEvent::Exit(Exit { before: None, evidence: vec![], ..exit }),
+            other => other,
+        }
+    }
+
+    /// Corrects its times, if the clock by which they were recorded was wrong.
+    pub fn correct_times(&mut self, step: &ClockStep) {
+        match self {
+            LedgerEvent::OomKill(kill) => kill.correct_times(step),
+            LedgerEvent::Exit(exit) => exit.correct_times(step),
+            LedgerEvent::GpuError(error) => step.correct(&mut error.at),
+            LedgerEvent::CudaOom(oom) => step.correct(&mut oom.at),
         }
     }
 
@@ -498,6 +525,29 @@ impl LedgerEvent {
             // the log never says whether it was caught
             LedgerEvent::CudaOom(oom) => oom.uncaught.is_some() || oom.pid.is_none(),
         }
+    }
+}
+
+impl Kill {
+    /// See [`LedgerEvent::correct_times`].
+    pub fn correct_times(&mut self, step: &ClockStep) {
+        step.correct(&mut self.at);
+        self.earliest.iter_mut().for_each(|earliest| step.correct(earliest));
+        correct_samples(&mut self.before, step);
+    }
+}
+
+impl Exit {
+    /// See [`LedgerEvent::correct_times`].
+    pub fn correct_times(&mut self, step: &ClockStep) {
+        step.correct(&mut self.at);
+        correct_samples(&mut self.before, step);
+    }
+}
+
+fn correct_samples(before: &mut Option<Arc<PriorUsage>>, step: &ClockStep) {
+    if let Some(before) = before {
+        Arc::make_mut(before).samples.iter_mut().for_each(|sample| step.correct(&mut sample.at));
     }
 }
 

@@ -274,6 +274,34 @@ fn several_killed_workers_of_a_run_are_one_line() {
     assert_eq!(verdict.also, [line]);
 }
 
+/// A worker is killed each minute for a day, and a query has the newest events.
+#[test]
+fn kills_that_were_not_read_are_counted() {
+    let newest = (1_438..=1_440).map(|number| {
+        let mut kill = kill(Victim::Child);
+        (kill.id, kill.number, kill.at) = (number, Some(number), AT - 60.0 * (1_440 - number) as f64);
+        killed(kill)
+    });
+    let mut events: Vec<_> = newest.collect();
+    let line = "1439 more processes of this run were OOM-killed, the last at 2026-11-21 02:12:07 UTC; `memledger \
+                events` has those that are kept.";
+    assert_eq!(explain(&events, NOW).unwrap().also, [line]);
+    events.push(ended(Exit { oom_kills: 1_440, ..exit(ExitReason::Stopped, 143, 0.0) }));
+    let line = line.replace("1439 more", "1440").replace("02:12:07", "02:13:07");
+    assert_eq!(explain(&events, NOW).unwrap().also, [line]);
+}
+
+#[test]
+fn kill_minutes_before_an_exit_by_sigkill_does_not_hide_the_one_of_that_moment() {
+    let own = Kill { id: 1, at: AT - 200.0, ..kill(Victim::Child) };
+    let lost =
+        Kill { id: 2, owner: KillOwner::Unattributed, victim: None, kernel_usec: None, at: AT, ..of_host() };
+    let exit = Exit { may_be: vec![1, 2], ..exit(ExitReason::Unknown, 137, 0.0) };
+    let verdict = explain(&[killed(own), killed(lost), ended(exit)], NOW).unwrap();
+    assert_eq!(verdict.cause, Cause::Unknown, "{}", verdict.what);
+    assert!(verdict.what.contains("OOM kill"), "{}", verdict.what);
+}
+
 #[test]
 fn last_verdict_is_the_newest_kill_or_abnormal_exit() {
     let done = |at: f64, reason, code| {

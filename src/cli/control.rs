@@ -94,6 +94,8 @@ pub fn events(config: &Config, query: &Query, timeout: Duration) -> anyhow::Resu
 /// The events of a response of `/api/v1/events` as JSON, each of which is a line of it.
 pub struct EventLines {
     body: BufReader<UnixStream>,
+    /// The end of the list was read.
+    is_complete: bool,
 }
 
 impl EventLines {
@@ -114,7 +116,7 @@ impl EventLines {
             written?;
         }
         let status = status.ok_or_else(|| std::io::Error::other("its response is not HTTP"))?;
-        Ok((status, Self { body }))
+        Ok((status, Self { body, is_complete: false }))
     }
 }
 
@@ -124,16 +126,25 @@ impl Iterator for EventLines {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let mut line = String::new();
-            match self.body.read_line(&mut line) {
-                Ok(0) => return None,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    return Some(Err(anyhow::anyhow!("the control socket sent no complete response")));
+            let incomplete = || anyhow::anyhow!("the control socket sent no complete response");
+            let read = match self.body.read_line(&mut line) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => Err(incomplete()),
+                Err(error) => Err(error.into()),
+                Ok(0) if self.is_complete => return None,
+                // memledger ends a response in its middle if it cannot read on
+                Ok(_) if !line.ends_with('\n') && !line.ends_with("]}") => Err(incomplete()),
+                Ok(_) => Ok(line.trim_end().trim_end_matches(',')),
+            };
+            let event = match read {
+                Ok(event) => event,
+                Err(error) => {
+                    self.is_complete = true; // nothing more is read
+                    return Some(Err(error));
                 }
-                Err(error) => return Some(Err(error.into())),
-                Ok(_) => {}
-            }
-            let event = line.trim_end().trim_end_matches(',');
-            if !event.starts_with("{\"events\":[") && !event.starts_with("]}") {
+            };
+            let is_frame = event.starts_with("{\"events\":[") || event.starts_with("]}");
+            self.is_complete |= is_frame && event.ends_with("]}");
+            if !is_frame {
                 return Some(Ok(event.to_owned()));
             }
         }
@@ -224,6 +235,23 @@ mod tests {
             let query = Query { since, limit: 7, ..Query::default() };
             assert_eq!(events_target(&query), format!("/api/v1/events?limit=7{sent}"));
         }
+    }
+
+    #[test]
+    fn list_that_ends_in_its_middle_is_an_error() {
+        let read = |text: &str| {
+            let (mut server, client) = UnixStream::pair().unwrap();
+            server.write_all(text.as_bytes()).unwrap();
+            drop(server);
+            let lines = EventLines { body: BufReader::new(client), is_complete: false };
+            lines.map(|line| line.map_err(|_| ())).collect::<Vec<_>>()
+        };
+        let (one, other) = (Ok("{1}".to_owned()), Ok("{2}".to_owned()));
+        assert_eq!(read("{\"events\":[]}\n"), []);
+        assert_eq!(read("{\"events\":[\n{1},\n{2}\n]}\n"), [one.clone(), other.clone()]);
+        assert_eq!(read("{\"events\":[\n{1},\n{2}\n"), [one.clone(), other, Err(())]);
+        assert_eq!(read("{\"events\":[\n{1},\n{2"), [one, Err(())]);
+        assert_eq!(read(""), [Err(())]);
     }
 
     #[test]

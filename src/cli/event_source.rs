@@ -116,7 +116,8 @@ impl<'a> LedgerSource<'a> {
             Self::File(ledger) => {
                 let (containers, kills) =
                     (ledger.containers(MAX_NAMING)?, ledger.kills(boot_id, store::MAX_EVENTS)?);
-                return Ok(KnownPast { containers, kills });
+                let has_older_kills = kills.len() >= store::MAX_EVENTS;
+                return Ok(KnownPast { containers, kills, has_older_kills });
             }
             Self::ControlSocket { config, timeout } => (config, *timeout),
             Self::Missing | Self::Unreadable => return Ok(KnownPast::default()),
@@ -124,8 +125,10 @@ impl<'a> LedgerSource<'a> {
         let mut past = KnownPast::default();
         let mut seen = HashSet::new();
         let query = Query { limit: MAX_NAMING.min(MAX_EVENTS), ..Query::default() };
+        let mut events = 0;
         for line in control::events(config, &query, timeout)? {
             let Ok(event) = serde_json::from_str::<LedgerEvent>(&line?) else { continue };
+            events += 1;
             if let Some(subject) =
                 event.subject().filter(|subject| seen.insert(Arc::clone(&subject.container_id)))
             {
@@ -139,6 +142,7 @@ impl<'a> LedgerSource<'a> {
                 past.kills.drain(..past.kills.len().saturating_sub(store::MAX_EVENTS));
             }
         }
+        past.has_older_kills = events >= query.limit || past.kills.len() >= store::MAX_EVENTS;
         Ok(past)
     }
 
@@ -190,7 +194,8 @@ impl<'a> LedgerSource<'a> {
         }
     }
 
-    /// Returns the selected events of the ledger that the host may have, too. The ledger may have far more.
+    /// Returns the selected events of the ledger that the host may have, too, without their samples and reports. The ledger may have
+    /// far more.
     ///
     /// # Errors
     /// The ledger cannot be read.
@@ -200,8 +205,9 @@ impl<'a> LedgerSource<'a> {
         let mut same = Vec::new();
         for page in self.pages(&compared)? {
             let events = page?.raw_json;
-            let events = events.iter().filter_map(|event| serde_json::from_str(event).ok());
-            same.extend(events.filter(|event| host.may_have(event)));
+            let events = events.iter().filter_map(|event| serde_json::from_str::<LedgerEvent>(event).ok());
+            let events = events.filter(|event| host.may_have(event));
+            same.extend(events.map(LedgerEvent::without_details));
         }
         Ok(same)
     }

@@ -1,7 +1,7 @@
 //! `memledger events`: prints the events of the ledger, whether or not `memledger serve` is running, and those of this host that no
 //! ledger has. Where the ledger is unreadable or in memory, it queries the control socket of `memledger serve`.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -12,7 +12,8 @@ use super::coverage;
 use super::event_source::{self, LedgerSource};
 use crate::clock::Timestamp;
 use crate::config::{Config, since};
-use crate::explain::live::replaced_gaps;
+use crate::events::LedgerEvent;
+use crate::explain::live::{Addition, rename_kills};
 use crate::export::events::EventTable;
 use crate::http::MAX_EVENTS;
 use crate::ledger::store::Query;
@@ -69,9 +70,9 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         (ledger, missing) = (LedgerSource::Unreadable, Some(event_source::unreadable(&error)));
         vec![]
     });
-    let replaced = replaced_gaps(&known, host.missing_in(&known, &query));
-    let of_host: Vec<(f64, String)> = host
-        .missing_in(&known, &query)
+    let Addition { events, replaced } = host.addition(&known, &query);
+    let of_host: Vec<(f64, String)> = events
+        .iter()
         .map(|event| Ok((event.at(), serde_json::to_string(event)?)))
         .collect::<anyhow::Result<_>>()?;
     let is_socket = matches!(ledger, LedgerSource::ControlSocket { .. });
@@ -111,7 +112,7 @@ struct EventList<'a> {
     query: &'a Query,
     of_host: Vec<(f64, String)>,
     /// Ids of events of the ledger that are left out, because the host has more about them.
-    replaced: HashSet<u64>,
+    replaced: HashMap<u64, u64>,
     /// How many of the oldest are left out, for the limit.
     skipped: usize,
     shown: usize,
@@ -131,7 +132,7 @@ impl<'a> EventList<'a> {
         ledger: &'a LedgerSource<'a>,
         query: &'a Query,
         of_host: Vec<(f64, String)>,
-        replaced: HashSet<u64>,
+        replaced: HashMap<u64, u64>,
     ) -> anyhow::Result<Self> {
         let (skipped, shown, has_older, is_from_ledger) = (0, 0, false, false);
         let mut listed = Self { ledger, query, of_host, replaced, skipped, shown, has_older, is_from_ledger };
@@ -152,7 +153,17 @@ impl<'a> EventList<'a> {
     /// Returns whether the host has more about an event of the ledger.
     fn is_replaced(&self, event: &str) -> bool {
         !self.replaced.is_empty()
-            && serde_json::from_str(event).is_ok_and(|EventKey { id, .. }| self.replaced.contains(&id))
+            && serde_json::from_str(event).is_ok_and(|EventKey { id, .. }| self.replaced.contains_key(&id))
+    }
+
+    /// Returns an event of the ledger with the kills that are shown in place of those that are left out.
+    fn renamed(&self, event: String) -> String {
+        if self.replaced.is_empty() {
+            return event;
+        }
+        let Ok(mut known @ LedgerEvent::Exit(_)) = serde_json::from_str(&event) else { return event };
+        rename_kills(&mut known, &self.replaced);
+        serde_json::to_string(&known).unwrap_or(event)
     }
 
     /// Calls a function with each event as JSON, oldest first.
@@ -170,8 +181,8 @@ impl<'a> EventList<'a> {
                 while let Some((_, earlier)) = of_host.next_if(|(earlier, _)| *earlier < at) {
                     show(earlier)?;
                 }
-                if !self.replaced.contains(&id) {
-                    show(&event)?;
+                if !self.replaced.contains_key(&id) {
+                    show(&self.renamed(event))?;
                 }
             }
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::cri::pod_resources::Allocations;
 use super::{ContainerId, ContainerRecord, RuntimeEvent};
+use crate::clock::Timestamp;
 use crate::host::Waker;
 
 /// Limit of ended containers that wait for the next cycle; beyond it the oldest are dropped.
@@ -47,6 +48,8 @@ pub struct RuntimeData {
     pub connection: ConnectionState,
     /// State of the connection to each socket.
     pub(super) sockets: BTreeMap<PathBuf, ConnectionState>,
+    /// Unix time at which a socket was connected last.
+    connected_at: Option<f64>,
     /// Incremented with every change.
     pub generation: u64,
     /// Running containers by id.
@@ -73,6 +76,7 @@ impl RuntimeState {
         let state = RuntimeData {
             connection: ConnectionState::Starting,
             sockets: BTreeMap::new(),
+            connected_at: None,
             generation: 0,
             running: HashMap::new(),
             sandboxes: HashSet::new(),
@@ -99,7 +103,10 @@ impl RuntimeState {
     /// Sets the state of the connection to one of the sockets.
     pub fn set_connection_of(&self, socket: &Path, connection: ConnectionState) {
         let mut state = self.lock();
-        state.sockets.insert(socket.to_path_buf(), connection);
+        let before = state.sockets.insert(socket.to_path_buf(), connection);
+        if connection == ConnectionState::Up && before != Some(ConnectionState::Up) {
+            state.connected_at = Some(Timestamp::now().unix_seconds());
+        }
         state.merge_connections();
     }
 
@@ -225,6 +232,16 @@ impl RuntimeData {
             ConnectionState::Down => Some(false),
             ConnectionState::Starting | ConnectionState::Idle | ConnectionState::NoSocket => None,
         }
+    }
+
+    /// Returns the sockets that are connected.
+    pub fn live_sockets(&self) -> impl Iterator<Item = &Path> {
+        self.sockets.iter().filter(|(_, state)| **state == ConnectionState::Up).map(|(socket, _)| &**socket)
+    }
+
+    /// Returns the Unix time since which all sockets have been connected; `None` if one is not.
+    pub fn connected_since(&self) -> Option<f64> {
+        self.connected_at.filter(|_| self.is_up() == Some(true))
     }
 }
 

@@ -1,10 +1,10 @@
 //! `memledger why`: derives one verdict from the ledger's events on why a container exited, or why one of its processes
 //! was killed.
 //!
-//! The newest run with an event is considered. Within it, an OOM kill is the cause if it ended the container or
-//! happened within [`CAUSE_WINDOW`] seconds before the exit; otherwise the exit itself is. A verdict claims no more
-//! than the events prove: probable causes have [`Confidence::Likely`], and unrecorded ones stay unknown. Figures in
-//! advice are read from the events or computed from them; without figures, advice has none.
+//! The newest run with an event is considered. Within it, an OOM kill is the cause if the exit says that it ended the
+//! container, or may have; otherwise the exit itself is. A verdict claims no more than the events prove: probable causes have
+//! [`Confidence::Likely`], and unrecorded ones stay unknown. Figures in advice are read from the events or computed from
+//! them; without figures, advice has none.
 //!
 //! The caller provides the events; `export::verdict_text` renders the screen.
 
@@ -33,9 +33,9 @@ pub use log_file::{LoggedKill, LoggedKills};
 pub use text::{lasted, printable, roles, short_ids, time, torch_size};
 pub use verdict::is_cuda_oom;
 
-/// A kill at most this many seconds before the exit of its container counts as its cause.
+/// A kill so many seconds before an end with an error may be its cause.
 const CAUSE_WINDOW: f64 = 300.0;
-/// A kill without a known victim ended the container if that exited within this many seconds.
+/// Events of one run may be so many seconds out of order.
 const EXIT_WINDOW: f64 = 5.0;
 
 /// Maximum number of names that are listed.

@@ -158,7 +158,9 @@ fn when(kill: &Kill, run: &RunSummary<'_>) -> String {
 fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a Kill> {
     let Some(exit) = run.exit else { return run.kills.last().copied() };
     let ended = run.kills.iter().rev().find(|kill| ended_it(kill, run.exit));
-    ended.or_else(|| run.kills.iter().rev().find(|kill| exit.may_be.contains(&kill.id))).copied()
+    // an exit by SIGKILL has its own cause: a kill that no container is known for may be that
+    let may_be = |kill: &&&Kill| exit.exit_code != Some(SIGKILL_STATUS) && exit.may_be.contains(&kill.id);
+    ended.or_else(|| run.kills.iter().rev().find(may_be)).copied()
 }
 
 fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, String) {
@@ -539,29 +541,35 @@ fn flag_line(run: &RunSummary<'_>, cause: Cause) -> Option<Evidence> {
     })
 }
 
-/// Describes the other kills of the run in one line, and mentions counted kills that are not listed.
+/// Describes the other kills of the run in one line: how many there were, of which the newest may be all that was read.
 fn also(run: &RunSummary<'_>, lead: Option<&Kill>) -> Vec<String> {
     let others: Vec<_> = run.kills.iter().filter(|kill| lead.is_none_or(|lead| lead.id != kill.id)).collect();
+    let counted = run.kills.iter().filter_map(|kill| kill.number).chain(run.exit.map(|exit| exit.oom_kills));
+    let all = counted.max().unwrap_or(0).max(run.kills.len() as u64) - u64::from(lead.is_some());
     let mut lines = Vec::new();
     if let (Some(first), Some(last)) = (others.first(), others.last()) {
+        let is_all = all == others.len() as u64;
         let more = if lead.is_some() { " more" } else { "" };
-        let workers = others.iter().all(|kill| &*kill.role == "dataloader_worker");
-        let noun = match (workers, others.len()) {
-            (true, 1) => "DataLoader worker",
-            (true, _) => "DataLoader workers",
-            (false, 1) => "process",
-            (false, _) => "processes",
+        let workers = is_all && others.iter().all(|kill| &*kill.role == "dataloader_worker");
+        let (noun, was) = match (workers, all) {
+            (true, 1) => ("DataLoader worker", "was"),
+            (true, _) => ("DataLoader workers", "were"),
+            (false, 1) => ("process", "was"),
+            (false, _) => ("processes", "were"),
         };
-        lines.push(if others.len() == 1 {
-            format!("1{more} {noun} of this run was OOM-killed, at {}.", time(first.at))
-        } else {
-            format!(
-                "{}{more} {noun} of this run were OOM-killed, first at {}, last at {}.",
-                others.len(),
-                time(first.at),
-                time(last.at)
-            )
-        });
+        let when = match (is_all, all) {
+            (true, 1) => format!("at {}.", time(last.at)),
+            (true, _) => format!("first at {}, last at {}.", time(first.at), time(last.at)),
+            (false, _) => {
+                format!("the last at {}; `memledger events` has those that are kept.", time(last.at))
+            }
+        };
+        lines.push(format!("{all}{more} {noun} of this run {was} OOM-killed, {when}"));
+    } else if all > 0 {
+        let kills = if all == 1 { "kill" } else { "kills" };
+        lines.push(format!(
+            "The ledger counted {all} OOM {kills} in this run that it does not list any more."
+        ));
     }
     if let Some(exit) = run.exit
         && (lead.is_none() && exit.exit_code != Some(SIGKILL_STATUS))
@@ -571,13 +579,6 @@ fn also(run: &RunSummary<'_>, lead: Option<&Kill>) -> Vec<String> {
             "The runtime's flag OOMKilled is set: a process of it may have been OOM-killed; no record of that could be read."
                 .to_owned(),
         );
-    }
-    let listed = run.kills.len() as u64;
-    if let Some(exit) = run.exit.filter(|exit| exit.oom_kills > listed) {
-        lines.push(format!(
-            "The ledger counted {} OOM kills in this run; {listed} of them are still listed.",
-            exit.oom_kills
-        ));
     }
     lines
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::interval::{CLOCK_TOLERANCE, Interval};
 use super::run::{MAX_START_EVENT_DELAY, Run, START_TOLERANCE};
-use crate::clock::Timestamp;
+use crate::clock::{ClockStep, Timestamp};
 use crate::discover::{ContainerId, RuntimeEvent};
 use crate::events::{ContainerRef, Identity, PriorUsage};
 use crate::runs::peaks::StoredPeaks;
@@ -34,25 +34,20 @@ pub struct ContainerState {
     /// Labels of its series.
     pub identity: Identity,
     /// The name is from a runtime; otherwise it is the short id.
-    #[serde(default)]
     pub named: bool,
     /// Image; empty if no runtime reported it.
     pub image: Arc<str>,
     /// Runtime; empty if unknown.
     pub runtime: Arc<str>,
     /// Unix time of the runtime's last OOM event that is of no run: its start may not be reported yet.
-    #[serde(default, alias = "oom_told")]
     pub oom_event_at: Option<f64>,
     /// Cgroup path, relative to the root of the hierarchy, from the inventory.
-    #[serde(default)]
     pub cgroup: Option<PathBuf>,
     /// Excluded by the filters.
-    #[serde(default)]
     pub hidden: bool,
     /// Current or last run; `None` if it was never seen running.
     pub run: Option<Run>,
     /// Unix time of the first event, or of the last kill if it was never seen running.
-    #[serde(default, alias = "told")]
     pub first_event_at: f64,
     #[serde(skip)]
     pub(super) missing_since: Option<Timestamp>,
@@ -65,8 +60,10 @@ pub struct ContainerState {
     #[serde(skip)]
     pub(super) settings: Vec<(Arc<str>, Arc<str>)>,
     /// Starts that are not counted yet: it had no name.
-    #[serde(default)]
     pub(super) uncounted_starts: u32,
+    /// Since when it has such.
+    #[serde(skip)]
+    pub(super) uncounted_since: Option<Timestamp>,
 }
 
 /// A start or an end of a run.
@@ -91,11 +88,21 @@ pub struct End {
     pub before: Option<PriorUsage>,
 }
 
+/// How an end by SIGKILL fits a kill without a pid.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+enum Sigkill {
+    /// The run did not end so, or something else explains that.
+    None,
+    /// Another kill is taken for that of this run: its processes may have been killed together.
+    Taken,
+    Unexplained,
+}
+
 /// How well a run fits a kill; the first field decides.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 struct RunRank {
     by_pid: bool,
-    is_unexplained: bool,
+    sigkill: Sigkill,
     /// Seconds from the likely time to the run, negated.
     nearness: f64,
     overlap: f64,
@@ -105,6 +112,13 @@ impl ContainerState {
     /// Returns true if it is running, as far as known.
     pub fn is_running(&self) -> bool {
         self.run.as_ref().is_some_and(|run| run.ended.is_none())
+    }
+
+    /// Corrects the times, if the clock was set.
+    pub fn correct_times(&mut self, step: &ClockStep) {
+        step.correct(&mut self.first_event_at);
+        self.oom_event_at.iter_mut().chain(&mut self.dropped_until).for_each(|at| step.correct(at));
+        self.ended_runs.iter_mut().chain(&mut self.run).for_each(|run| run.correct_times(step));
     }
 
     /// Adds the details of an event to the run in progress, for a run that no cycle sees.
@@ -142,28 +156,40 @@ impl ContainerState {
     /// Returns the run in which a process was killed, and whether it is certain; `None` if no known run can have been it.
     /// A first process with its pid decides; for a kill without a pid, an exit by SIGKILL that nothing explains; then
     /// the most likely time `at`; then the longest overlap, which is not certain: a later run may not be reported yet.
-    pub fn run_of_kill(&self, happened: &Interval, at: f64, pid: Option<u32>) -> Option<(&Run, bool)> {
+    /// `is_explained`: another kill is taken for that of the run with this number.
+    pub fn run_of_kill(
+        &self,
+        happened: &Interval,
+        at: f64,
+        pid: Option<u32>,
+        is_explained: impl Fn(u32) -> bool,
+    ) -> Option<(&Run, bool)> {
         let mut begin = self.dropped_until.map_or(f64::NEG_INFINITY, |ended| ended + CLOCK_TOLERANCE);
         let mut best: Option<(RunRank, bool, &Run)> = None;
         for run in self.all_runs() {
             let start = run.begin().map_or(f64::NEG_INFINITY, |started| started - MAX_START_EVENT_DELAY);
             // it began after the end of the one before, unless the clock was set back between them
-            let is_set_back = run.begin().is_some_and(|state| state < begin - START_TOLERANCE);
+            let is_set_back = run.begin().is_some_and(|began| began < begin - START_TOLERANCE);
             let earliest = if is_set_back { start } else { begin.max(start) };
             let window = Interval::new(earliest, run.latest_end().unwrap_or(f64::INFINITY));
             begin = run.latest_end().map_or(begin, |ended| ended + CLOCK_TOLERANCE);
             if !window.overlaps(happened) {
                 continue;
             }
+            let sigkill = match pid.is_none() && run.is_sigkill_unexplained() {
+                false => Sigkill::None,
+                true if is_explained(run.number) => Sigkill::Taken,
+                true => Sigkill::Unexplained,
+            };
             let rank = RunRank {
                 by_pid: pid.is_some() && run.pid == pid,
-                is_unexplained: pid.is_none() && run.is_sigkill_unexplained(),
+                sigkill,
                 nearness: -(run.started.unwrap_or(window.earliest) - at).max(at - window.latest).max(0.0),
                 overlap: window.overlap(happened),
             };
             let is_likely = (window.earliest..=window.latest + CLOCK_TOLERANCE).contains(&at);
             if best.is_none_or(|(other, ..)| rank > other) {
-                best = Some((rank, rank.by_pid || rank.is_unexplained || is_likely, run));
+                best = Some((rank, rank.by_pid || sigkill == Sigkill::Unexplained || is_likely, run));
             }
         }
         best.map(|(_, is_certain, run)| (run, is_certain))
@@ -269,7 +295,7 @@ impl ContainerState {
             let same = is_of_this_boot
                 && match (run.started, started, run.ended) {
                     // a late report after the exit; a start after that exit is another run, however soon it came
-                    (_, Some(other), Some(ended)) => other <= ended,
+                    (known, Some(other), Some(ended)) => other <= ended || known == started,
                     (Some(_), Some(other), None) => {
                         run.began_at(other, previous_end) || is_event && run.can_have_start_event(other)
                     }

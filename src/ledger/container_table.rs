@@ -15,7 +15,7 @@ use super::container_state::{ContainerState, RunTransition};
 use super::exchange::CycleReport;
 use super::interval::Interval;
 use super::run::{Run, START_TOLERANCE};
-use crate::clock::Timestamp;
+use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
 use crate::discover::{Container, ContainerId, EventKind, Identity, RuntimeEvent};
 use crate::events::{MemoryHolder, OUTSIDE_CONTAINERS, PriorUsage};
@@ -31,6 +31,8 @@ const RECONNECT_TIMEOUT: Duration = Duration::from_secs(600);
 const NO_RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
 /// A container that began so many seconds ago may not be listed yet.
 const LISTING_DELAY: f64 = 1.0;
+/// A runtime names its containers within this many seconds.
+const NAME_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between writes of the figures of running containers: a crash of memledger loses at most that.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(60);
 /// How long after the next run was noticed an ended run is kept at least: its kills are decided by then.
@@ -106,13 +108,24 @@ impl ContainerTable {
         self.states.iter()
     }
 
-    /// Takes the starts that were not counted yet of the containers that changed and have a name.
-    pub fn take_named_starts(&mut self) -> Vec<(Identity, u32)> {
+    /// Corrects the times, if the clock was set.
+    pub fn correct_times(&mut self, step: &ClockStep) {
+        self.states.values_mut().for_each(|state| state.correct_times(step));
+        self.host_memory.iter_mut().for_each(|(at, _)| step.correct(at));
+        self.connected_since.values_mut().for_each(|since| step.correct(since));
+        self.mark_all_changed();
+    }
+
+    /// Takes the starts that were not counted yet of the containers that changed and have a name, or that no runtime has named in time.
+    pub fn take_named_starts(&mut self, now: Timestamp) -> Vec<(Identity, u32)> {
         let mut found = Vec::new();
         for id in &self.changed {
-            if let Some(state) =
-                self.states.get_mut(id).filter(|state| state.named && state.uncounted_starts > 0)
-            {
+            let Some(state) = self.states.get_mut(id).filter(|state| state.uncounted_starts > 0) else {
+                continue;
+            };
+            let since = *state.uncounted_since.get_or_insert(now);
+            if state.named || now.since(since) >= NAME_TIMEOUT {
+                state.uncounted_since = None;
                 found.push((state.identity.clone(), std::mem::take(&mut state.uncounted_starts)));
             }
         }
@@ -225,27 +238,26 @@ impl ContainerTable {
         }
     }
 
+    /// Sets the Unix time since which a runtime has been connected; `None` if it is not.
+    pub fn set_connected_since(&mut self, runtime: &'static str, since: Option<f64>) {
+        match since {
+            Some(since) => self.connected_since.insert(runtime, since),
+            None => self.connected_since.remove(runtime),
+        };
+    }
+
     /// Applies the data of a cycle.
     pub fn apply_cycle(&mut self, now: Timestamp, report: &CycleReport) -> Vec<RunTransition> {
         let (last_cycle, mut transitions) = (self.last_cycle.replace(report.at), Vec::new());
         if !self.without_runtimes {
             self.connections.clone_from(&report.inventory.runtimes);
         }
-        for (runtime, is_up) in &report.inventory.runtimes {
-            if *is_up {
-                self.connected_since.entry(runtime).or_insert(report.at.unix_seconds());
-            } else {
-                self.connected_since.remove(runtime);
-            }
-        }
         self.host_memory.extend(report.host_memory.map(|memory| (report.at.unix_seconds(), memory)));
         self.host_memory.drain(..self.host_memory.len().saturating_sub(MAX_HOST_MEMORY));
-        for (container, usage) in std::iter::zip(&report.inventory.containers, &report.containers) {
+        let listed = std::iter::zip(&report.inventory.containers, &report.containers);
+        for (container, usage) in listed.filter(|(container, usage)| !is_left(container, usage)) {
             self.apply_listed(container);
             self.apply_clock(now, &container.id);
-            if is_left(container, usage) {
-                continue;
-            }
             self.entry(&container.id).missing_since = None;
             if !self.reopen_listed(now, container) && self.is_another_run(container) {
                 transitions.extend(self.begin_run(&container.id, container.started, None, false));
@@ -254,7 +266,8 @@ impl ContainerTable {
         }
         if self.figures_stored.is_none_or(|stored| now.since(stored) >= FIGURES_INTERVAL) {
             self.figures_stored = Some(now);
-            self.changed.extend(report.inventory.containers.iter().map(|container| container.id.clone()));
+            let listed = report.inventory.containers.iter().map(|container| &container.id);
+            self.changed.extend(listed.filter(|id| self.states.contains_key(*id)).cloned());
         }
         transitions.extend(self.end_vanished(now, report));
         transitions
@@ -320,7 +333,7 @@ impl ContainerTable {
             || run.ended.is_some() && container.runtime.is_empty()
     }
 
-    /// Records what a container usage in the cycle at `at`, if that was after the begin of its run.
+    /// Records what a container used in the cycle at `at`, if that was after the begin of its run.
     fn record_sample(
         &mut self,
         now: Timestamp,

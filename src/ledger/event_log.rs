@@ -14,7 +14,7 @@ pub fn log_settled(event: &LedgerEvent) {
     }
 }
 
-/// Logs a kill as soon as it is in the store; more may become known.
+/// Logs a kill as soon as it is in the store, or cannot be written to it; more may become known.
 pub fn log_noticed(kill: &Kill) {
     let owner = OwnerFields::of(kill);
     tracing::warn!(

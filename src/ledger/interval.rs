@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Timestamp;
+use crate::clock::{ClockStep, Timestamp};
 use crate::collect::kernel_log::LogEntry;
 use crate::parse::kernel_log::Line;
 
@@ -54,6 +54,13 @@ impl Interval {
     /// Returns the interval by a wall clock that was set by so many seconds.
     pub fn moved(&self, by: f64) -> Self {
         Self { earliest: self.earliest + by, latest: self.latest + by }
+    }
+
+    /// Corrects both ends.
+    pub fn correct(&mut self, step: &ClockStep) {
+        step.correct(&mut self.earliest);
+        step.correct(&mut self.latest);
+        self.earliest = self.earliest.min(self.latest);
     }
 
     /// Returns the point of the interval that is nearest to `at`.

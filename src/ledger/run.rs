@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::interval::Interval;
-use crate::clock::Timestamp;
+use crate::clock::{ClockStep, Timestamp};
 use crate::events::{OomScope, UsageSample};
 use crate::runs::RunFigures;
 use crate::runs::hit_limit::HitLimit;
@@ -34,7 +34,7 @@ pub const SIGKILL_STATUS: i64 = 137;
 pub struct PossibleEnd {
     /// Id of the kill.
     pub id: u64,
-    /// Unix time at which the victim was last seen.
+    /// Unix time at which the victim was gone, as far as cycles saw that.
     pub at: f64,
     /// Which memory was exhausted.
     pub scope: OomScope,
@@ -44,16 +44,13 @@ pub struct PossibleEnd {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
     /// Number among the runs of this container.
-    #[serde(default)]
     pub number: u32,
     /// Unix time of the start, by its first report: with the container it identifies the run.
     pub started: Option<f64>,
     /// Unix time of the earliest report of this start. Runtimes take the time of a start before they create its process, and send its
     /// event after that, later by what the hooks of the container take.
-    #[serde(default)]
     pub earliest_start: Option<f64>,
     /// Unix time of that event.
-    #[serde(default)]
     pub start_event: Option<f64>,
     /// Host pid of the first process.
     pub pid: Option<u32>,
@@ -64,49 +61,34 @@ pub struct Run {
     /// The runtime's OOMKilled flag.
     pub oom_flag: Option<bool>,
     /// Unix time of the runtime's last OOM event during this run. One is also sent without a kill.
-    #[serde(default)]
     pub oom_event_at: Option<f64>,
     /// Stop requests: Unix time and signal; the last ones, oldest first.
-    #[serde(default, alias = "asked")]
     pub stop_requests: Vec<(f64, Option<i32>)>,
     /// OOM kills of its processes.
-    #[serde(default)]
     pub kills: u64,
     /// Id of the kill that ended it, and which memory was exhausted.
-    #[serde(default)]
     pub ended_by: Option<(u64, OomScope)>,
     /// Id and Unix time of its last kill.
-    #[serde(default)]
     pub last_kill: Option<(u64, f64)>,
     /// The limit that the kill of the first process hit, else that of the last other kill.
-    #[serde(default)]
     pub oom_limit: Option<HitLimit>,
     /// The last kill of a child that may have ended the run: no exit was reported in time.
-    #[serde(default)]
     pub possible_end: Option<PossibleEnd>,
     /// Unix time at which the host was restarted: the run began before that, and no exit before that is reported.
-    #[serde(default)]
     pub host_restart: Option<f64>,
     /// No source reported the exit: the container was only not listed any more, or its next run began.
-    #[serde(default)]
     pub(super) is_exit_assumed: bool,
     /// The runtime reported the end of a stop just after the exit.
-    #[serde(default)]
     pub is_stop_confirmed: bool,
     /// Unix time of its last CUDA out-of-memory error.
-    #[serde(default)]
     pub cuda_oom: Option<f64>,
     /// Unix time of the last one in its log.
-    #[serde(default)]
     pub cuda_oom_in_log: Option<f64>,
     /// Unix time of the last one that a process did not catch.
-    #[serde(default)]
     pub uncaught_cuda_oom: Option<f64>,
     /// Its exit is an event already.
-    #[serde(default)]
     pub(super) is_exit_recorded: bool,
     /// What the record of this run will have; empty once the record is complete.
-    #[serde(default)]
     pub(super) figures: RunFigures,
     /// When the next run was noticed.
     #[serde(skip)]
@@ -147,6 +129,31 @@ impl Run {
     pub fn can_have_start_event(&self, at: f64) -> bool {
         let is_soon = |begin: f64| (0.0..MAX_START_EVENT_DELAY).contains(&(at - begin));
         self.start_event.is_none() && self.begin().is_some_and(is_soon)
+    }
+
+    /// Corrects the times, if the clock was set; not those of its start, which the runtime goes on to report as they were.
+    pub fn correct_times(&mut self, step: &ClockStep) {
+        if step.seconds() < 0.0
+            && let Some(mut begin) = self.begin()
+        {
+            step.correct(&mut begin);
+            self.earliest_start = Some(begin);
+        }
+        let times = [
+            self.ended.as_mut(),
+            self.oom_event_at.as_mut(),
+            self.last_kill.as_mut().map(|(_, at)| at),
+            self.possible_end.as_mut().map(|end| &mut end.at),
+            self.cuda_oom.as_mut(),
+            self.cuda_oom_in_log.as_mut(),
+            self.uncaught_cuda_oom.as_mut(),
+            self.before_stored.as_mut(),
+            self.empty_since.as_mut(),
+        ];
+        let requests = self.stop_requests.iter_mut().map(|(at, _)| at);
+        let seen = self.usage.iter_mut().map(|(at, _)| at);
+        times.into_iter().flatten().chain(requests).chain(seen).for_each(|at| step.correct(at));
+        self.history.correct_times(step);
     }
 
     /// Adds a report of its start.

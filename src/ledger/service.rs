@@ -299,7 +299,12 @@ impl LedgerService {
     /// can be read.
     fn step_ledger(&mut self, now: Timestamp, ledger: &mut OpenLedger) -> (bool, bool) {
         let OpenLedger { reconciler, writer } = ledger;
+        writer.apply_clock(now, reconciler);
         let reports = self.shared_state.take_cycles();
+        for source in self.sources.iter().filter(|_| self.config.oom.runtime) {
+            let state = source.lock();
+            reconciler.set_connection(source.runtime, state.connected_since(), state.live_sockets());
+        }
         let read = self.sources.iter().map(|source| source.drain_events());
         let runtime_events: Vec<Vec<RuntimeEvent>> =
             read.map(|events| if self.config.oom.runtime { events } else { keep_names(events) }).collect();

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::exchange::ContainerFigures;
 use super::store::{LedgerState, StateKind, WriteBatch};
+use crate::clock::{ClockStep, MIN_CLOCK_STEP};
 use crate::events::{ExitReason, Identity, OomScope, Victim};
 
 /// Maximum number of names; beyond that those without recent events are removed.
@@ -153,22 +154,23 @@ impl Totals {
         counts.kills[victim as usize][scope as usize] += 1;
     }
 
-    /// Sets the time of the last kill of a container of this name, before the kill is settled.
-    pub fn set_last_kill(&mut self, name: &Identity, at: f64) {
+    /// Sets the time of the last kill of a container of this name, before the kill is settled; `now` is the Unix time.
+    pub fn set_last_kill(&mut self, name: &Identity, at: f64, now: f64) {
         let counts = self.entry(name, at);
-        counts.last_kill = Some(counts.last_kill.map_or(at, |last| last.max(at)));
+        // of two that are read late, the later one; but a later one than now is of a wrong clock
+        let later = counts.last_kill.filter(|last| *last > at && *last <= now + MIN_CLOCK_STEP);
+        counts.last_kill = Some(later.unwrap_or(at));
     }
 
-    /// Moves the last times from the future to this Unix time: the clock was wrong, and an alert on them would never end.
-    pub fn clamp_times(&mut self, latest: f64) {
+    /// Corrects the last times, if the clock was set.
+    pub fn correct_times(&mut self, step: &ClockStep) {
         for (name, counts) in &mut self.names {
-            for last in [&mut counts.last_kill, &mut counts.last_cuda_oom] {
-                if last.is_some_and(|last| last > latest) {
-                    *last = Some(latest);
-                    self.changed.insert(name.clone());
-                }
+            let before = counts.clone();
+            let times = [counts.last_kill.as_mut(), counts.last_cuda_oom.as_mut(), Some(&mut counts.touched)];
+            times.into_iter().flatten().for_each(|last| step.correct(last));
+            if *counts != before {
+                self.changed.insert(name.clone());
             }
-            counts.touched = counts.touched.min(latest);
         }
     }
 
@@ -189,7 +191,7 @@ impl Totals {
         let counts = self.entry(name, at);
         let count = counts.cuda_ooms_mut(source);
         *count = Some(count.unwrap_or(0).saturating_add(errors));
-        counts.last_cuda_oom = Some(counts.last_cuda_oom.map_or(at, |last| last.max(at)));
+        counts.last_cuda_oom = Some(at);
     }
 
     /// Counts an exit of a container of this name.

@@ -17,7 +17,7 @@ use super::store::{
     EventReader, LedgerState, OpenedStore, StateKind, Store, StoreError, StoreReader, WriteBatch,
 };
 use super::totals::Total;
-use crate::clock::Timestamp;
+use crate::clock::{ClockStep, Timestamp};
 use crate::config::StateSettings;
 use crate::events::{Kill, LedgerEvent};
 
@@ -31,10 +31,6 @@ const RETENTION_INTERVAL: Duration = Duration::from_secs(600);
 const RETENTION_SHARE: u64 = 16;
 /// Maximum size of the events that wait for a disk, in bytes of memory; beyond that the oldest settled ones are dropped.
 const MAX_WAITING_BYTES: usize = 16 << 20;
-/// Maximum number of kills that wait for being logged.
-const MAX_NOTICED: usize = 20_000;
-/// A wall clock that moves by more seconds between two steps was wrong before or is now.
-const MIN_CLOCK_STEP: f64 = 60.0;
 /// The cursor of the log, and events that are logged at once.
 const LOG: &str = "log";
 const MAX_LOGGED: usize = 200;
@@ -98,7 +94,7 @@ pub struct LedgerWriter {
     started_at: f64,
     unreadable_rows: u64,
     pending: WriteBatch,
-    /// Kills that were noticed and are not committed yet.
+    /// Kills that were noticed and are not logged yet.
     noticed: Vec<Kill>,
     /// Highest id of an event in the store.
     stored_id: u64,
@@ -127,13 +123,7 @@ impl LedgerWriter {
         };
         let error = match Store::open(directory, PREDECESSOR_TIMEOUT) {
             Ok(opened) => {
-                let (mut store, state) = log_opened(opened);
-                if let Ok(moved @ 1..) = store.move_from_future(now.unix_seconds()) {
-                    tracing::warn!(
-                        moved,
-                        "moved events from the future to now: the clock was wrong when they were recorded"
-                    );
-                }
+                let (store, state) = log_opened(opened);
                 return Ok(Self::with(settings, state, Medium::Disk(directory.clone(), Some(store)), now));
             }
             Err(error @ StoreError::InUse { .. }) => return Err(error),
@@ -233,7 +223,6 @@ impl LedgerWriter {
 
     /// Commits what the reconciler decides in this step. Returns whether that is anything.
     pub fn write(&mut self, now: Timestamp, reconciler: &mut Reconciler, shared_state: &SharedState) -> bool {
-        self.apply_clock(now, reconciler);
         let has_changes = self.take_changes(now, reconciler);
         self.put_cursors(shared_state.take_acknowledged());
         self.commit(now, reconciler, shared_state);
@@ -242,23 +231,14 @@ impl LedgerWriter {
         has_changes
     }
 
-    /// Moves the times of what this process has recorded if the wall clock was set: they were as wrong as it was.
-    fn apply_clock(&mut self, now: Timestamp, reconciler: &mut Reconciler) {
-        let moved = now.wall_moved_since(std::mem::replace(&mut self.last_step, now));
-        if moved.abs() < MIN_CLOCK_STEP {
-            return;
-        }
-        reconciler.move_times(moved, now);
-        self.pending.events.values_mut().flatten().for_each(|event| event.move_time(moved));
-        let first_id = self.loaded.0 + 1;
-        if let Some(Err(error)) = self.medium.store().map(|mut store| store.move_times(first_id, moved)) {
-            let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, "the clock was set, and moving the times of recorded events failed");
-        }
-        tracing::warn!(
-            seconds = moved,
-            "the clock was set; moved the times of what was recorded since the start"
-        );
+    /// Corrects the times of what this process has recorded if the wall clock was set since the last step. Must come before what this
+    /// step applies.
+    pub fn apply_clock(&mut self, now: Timestamp, reconciler: &mut Reconciler) {
+        let before = std::mem::replace(&mut self.last_step, now);
+        let Some(step) = ClockStep::between(before, now) else { return };
+        reconciler.correct_times(&step);
+        self.pending.correct_times(self.loaded.0 + 1, step);
+        tracing::warn!(seconds = step.seconds(), "the clock was set; corrected the times that it had given");
     }
 
     fn put_cursors(&mut self, cursors: BTreeMap<String, u64>) {
@@ -302,8 +282,10 @@ impl LedgerWriter {
                     tracing::error!(error, "writing the ledger failed; keeping it in memory and retrying");
                 }
                 self.pending.drop_oldest(MAX_WAITING_BYTES, self.stored_id);
-                let excess = self.noticed.len().saturating_sub(MAX_NOTICED);
-                self.noticed.drain(..excess);
+                // without the id, which is another event's if memledger ends before it can write
+                let unwritten =
+                    std::mem::take(&mut self.noticed).into_iter().map(|kill| Kill { id: 0, ..kill });
+                unwritten.for_each(|kill| event_log::log_noticed(&kill));
             }
         }
     }
@@ -349,7 +331,10 @@ impl LedgerWriter {
         }
         let mut cursor = self.cursors.get(LOG).copied().unwrap_or(0);
         let before = cursor;
-        let Some(store) = self.medium.store() else { return };
+        let Some(store) = self.medium.store() else {
+            self.has_new_events = true;
+            return;
+        };
         let failed = loop {
             match store.reader().settled_after(cursor, MAX_LOGGED) {
                 Ok(settled) => {
@@ -372,8 +357,8 @@ impl LedgerWriter {
         }
     }
 
-    /// Removes old events. Applies the age limit only if both clocks agree on the time since the last removal: a wall
-    /// clock that jumped ahead must not delete events.
+    /// Removes old events, and moves those from the future to now. Both only a day after the boot, and if both clocks agree on the time
+    /// since the last removal: a wall clock that is wrong for a while must neither delete events nor change their times.
     fn apply_retention(&mut self, now: Timestamp) {
         let last = self.last_retention;
         let is_full = self.written_bytes > self.settings.max_size_bytes / RETENTION_SHARE;
@@ -381,11 +366,16 @@ impl LedgerWriter {
             return;
         }
         (self.last_retention, self.written_bytes) = (Some(now), 0);
-        let is_steady =
-            last.is_some_and(|last| now.wall_moved_since(last).abs() < MIN_CLOCK_STEP) && !is_full;
-        let keep = if is_steady { self.settings.retention.as_secs_f64() } else { f64::MAX };
+        let is_right = last.is_some_and(|last| now.is_likely_right(last)) && !is_full;
+        let keep = if is_right { self.settings.retention.as_secs_f64() } else { f64::MAX };
         let max_bytes = self.settings.max_size_bytes;
         let Some(mut store) = self.medium.store() else { return };
+        if is_right && let Ok(moved @ 1..) = store.move_from_future(now.unix_seconds()) {
+            tracing::warn!(
+                moved,
+                "moved events from the future to now: the clock was wrong when they were recorded"
+            );
+        }
         match store.retain(now.unix_seconds(), keep, max_bytes) {
             Ok(0) => {}
             Ok(removed) => tracing::info!(removed, "removed old events from the ledger"),

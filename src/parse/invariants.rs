@@ -80,7 +80,8 @@ pub fn meminfo(text: &[u8]) {
 pub fn process_files(text: &[u8]) {
     if let Some(stat) = Stat::parse(text) {
         let flags = u8::from(stat.is_exiting) * 4;
-        let tail = format!(" {} 0 0 0 0 {flags} {}{} 0\n", stat.ppid, "0 ".repeat(12), stat.start_ticks);
+        let Stat { ppid, threads, start_ticks, .. } = stat;
+        let tail = format!(" {ppid} 0 0 0 0 {flags} {}{threads} 0 {start_ticks} 0\n", "0 ".repeat(10));
         let printed = [b"1 (", stat.comm.as_slice(), b") ", &[stat.state], tail.as_bytes()].concat();
         assert_eq!(Stat::parse(&printed), Some(stat));
     }

@@ -10,12 +10,14 @@ const PF_EXITING: u64 = 0x4;
 pub struct Stat {
     /// The name in parentheses, chosen by the process, at most 15 bytes.
     pub comm: Vec<u8>,
-    /// One letter; `Z` is a zombie.
+    /// One letter; `Z` is a zombie, also if only the first thread is one.
     pub state: u8,
     /// Pid of the parent.
     pub ppid: u32,
     /// It is exiting (`PF_EXITING`).
     pub is_exiting: bool,
+    /// Threads that have not ended.
+    pub threads: u64,
     /// Start in clock ticks since boot; together with the pid it identifies a process.
     pub start_ticks: u64,
 }
@@ -29,11 +31,17 @@ impl Stat {
         let mut fields = text.get(close + 2..)?.split(|&b| b == b' ');
         let state = *fields.next()?.first()?;
         let ppid = u32::try_from(number(fields.next()?)?).ok()?;
-        // proc(5) counts from 1: pid, comm, state, ppid, then 5 to 8; flags is 9, and starttime is 22
+        // proc(5) counts from 1: pid, comm, state, ppid, then 5 to 8; flags is 9, num_threads is 20, and starttime is 22
         let is_exiting = number(fields.nth(4)?)? & PF_EXITING != 0;
-        let start_ticks = number(fields.nth(12)?)?;
+        let threads = number(fields.nth(10)?)?;
+        let start_ticks = number(fields.nth(1)?)?;
         fields.next()?; // another field follows, so this one is not truncated
-        Some(Self { comm, state, ppid, is_exiting, start_ticks })
+        Some(Self { comm, state, ppid, is_exiting, threads, start_ticks })
+    }
+
+    /// Returns whether all its threads have ended. The first one may have ended long before the others, which release the memory.
+    pub fn has_ended(&self) -> bool {
+        self.state == b'X' || self.state == b'Z' && self.threads <= 1
     }
 }
 
@@ -133,11 +141,26 @@ mod tests {
         line
     }
 
+    #[test]
+    fn process_has_ended_with_its_last_thread() {
+        // recorded: the first thread had ended, and another one lived
+        let line = |state: char, threads: u32| {
+            format!(
+                "28845 (python3) {state} 28804 28754 12059 0 -1 4227148 354 0 0 0 0 0 0 0 20 0 {threads} 0 2194966 0 0"
+            )
+        };
+        for (state, threads, has_ended) in [('Z', 2, false), ('Z', 1, true), ('X', 1, true), ('S', 1, false)]
+        {
+            let stat = Stat::parse(line(state, threads).as_bytes()).expect("a whole line");
+            assert_eq!((stat.has_ended(), stat.start_ticks), (has_ended, 2_194_966), "{state} {threads}");
+        }
+    }
+
     proptest! {
         #[test]
         fn name_cannot_fake_a_field(comm in proptest::collection::vec(any::<u8>(), 0..16)) {
             let stat = Stat::parse(&stat_line(&comm)).expect("a whole line");
-            prop_assert_eq!(stat, Stat { comm, state: b'S', ppid: 7, is_exiting: false, start_ticks: 987_654 });
+            prop_assert_eq!(stat, Stat { comm, state: b'S', ppid: 7, is_exiting: false, threads: 1, start_ticks: 987_654 });
         }
 
         #[test]

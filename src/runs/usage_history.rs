@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::usage::ProcessUsage;
-use crate::clock::Timestamp;
+use crate::clock::{ClockStep, Timestamp};
 use crate::events::{RoleUsage, UsageSample};
 
 /// Interval between stored samples.
@@ -29,6 +29,11 @@ impl History {
                 self.kept.pop_front();
             }
         }
+    }
+
+    /// Corrects the times, if the clock was set.
+    pub fn correct_times(&mut self, step: &ClockStep) {
+        self.kept.iter_mut().for_each(|sample| step.correct(&mut sample.at));
     }
 
     /// Returns the samples, oldest first.

@@ -406,7 +406,7 @@ fn meta(dir: &Dir, before: Option<&ProcessMeta>, buffer: &mut Vec<u8>) -> Result
         start_ticks: stat.start_ticks,
         command: before.map_or(Command::NONE, |before| before.command),
         command_hash: before.and_then(|before| before.command_hash),
-        zombie: matches!(stat.state, b'Z' | b'X'),
+        zombie: stat.has_ended(),
     })
 }
 

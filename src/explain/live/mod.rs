@@ -1,5 +1,4 @@
-//! What the host itself still knows of OOM kills and exits: for `memledger why` and `events` where the ledger does not reach,
-//! and for the first start of `memledger serve`.
+//! What the host itself still knows of OOM kills and exits: for `memledger why` and `events` where the ledger does not reach.
 //!
 //! Reads the kernel log from its oldest record, and what the runtimes know of the past ([`crate::discover::history`]); then the
 //! ledger's own state machine decides, as if memledger had run all the time ([`replay`]). So an answer is the same with and
@@ -10,7 +9,7 @@
 mod coverage;
 mod replay;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::clock::Timestamp;
@@ -42,6 +41,8 @@ use replay::Replay;
 const SAME_EXIT: f64 = 2.0;
 /// A kill without a record happened within its interval, by other clocks, in seconds.
 const GAP_TOLERANCE: f64 = 2.0;
+/// A running memledger has decided an event after so many seconds: a victim may take two minutes until it is gone.
+const DECIDED_AFTER: f64 = 150.0;
 /// A ledger and the host give the same event times that differ by so many seconds at most: clocks drift and are set.
 const MAX_DISAGREEMENT: f64 = 600.0;
 
@@ -54,6 +55,8 @@ pub struct HostHistory {
     pub containers: Vec<ExistingContainer>,
     /// How far the sources reach.
     pub coverage: Coverage,
+    /// Unix time at which it was read.
+    pub read_at: f64,
 }
 
 /// What a ledger knows of the past.
@@ -63,6 +66,8 @@ pub struct KnownPast {
     pub containers: Vec<ContainerRef>,
     /// Its OOM kills of this boot, the newest.
     pub kills: Vec<LedgerEvent>,
+    /// There may be older ones.
+    pub has_older_kills: bool,
 }
 
 /// Memory of a running container.
@@ -118,9 +123,12 @@ pub fn read(
         log_since: coverage.log_since(),
         ends,
     };
-    let mut host = HostHistory { events: replay.run(now, events, records), containers, coverage };
+    let events = replay.run(now, events, records);
+    let mut host = HostHistory { events, containers, coverage, read_at: now.unix_seconds() };
     if host.coverage.has_lost_records() {
-        let counted = counted_kills(config, now, &host, &known.kills);
+        // those that were not read would be counted again
+        let counted =
+            if known.has_older_kills { vec![] } else { counted_kills(config, now, &host, &known.kills) };
         host.events.extend(counted.into_iter().map(LedgerEvent::OomKill));
     }
     host.events.sort_by(|one, other| one.at().total_cmp(&other.at()));
@@ -302,20 +310,55 @@ fn event_id(parts: &[&str]) -> u64 {
     FIRST_UNRECORDED_ID | hash & (FIRST_UNRECORDED_ID - 1)
 }
 
+/// What the host adds to the events of a ledger.
+#[derive(Debug)]
+pub struct Addition {
+    /// Events that the ledger does not have. The kills that they name have the ids of the ledger.
+    pub events: Vec<LedgerEvent>,
+    /// Ids of gaps in the ledger whose records are among them, with the ids of these.
+    pub replaced: HashMap<u64, u64>,
+}
+
 impl HostHistory {
     /// Adds to the events of a ledger, which are those of `query`, the ones of the host that it does not have.
     pub fn merge(&self, ledger: Vec<LedgerEvent>, query: &Query) -> Vec<LedgerEvent> {
-        let mut merged: Vec<LedgerEvent> = self.missing_in(&ledger, query).cloned().collect();
-        let replaced = replaced_gaps(&ledger, merged.iter());
-        merged.extend(ledger.into_iter().filter(|event| !replaced.contains(&event.id())));
+        let Addition { events: mut merged, replaced } = self.addition(&ledger, query);
+        let ids = self.ids_in(&ledger);
+        for mut known in ledger.iter().filter(|event| !replaced.contains_key(&event.id())).cloned() {
+            rename_kills(&mut known, &replaced);
+            // memledger ended before it had decided
+            if !known.settled() && self.read_at - known.at() > DECIDED_AFTER {
+                let is_decided = |event: &&LedgerEvent| event.settled() && is_same(&known, event);
+                if let Some(mut host) = self.events.iter().find(is_decided).cloned() {
+                    rename_kills(&mut host, &ids);
+                    known.decide_as(&host);
+                }
+            }
+            merged.push(known);
+        }
         merged.sort_by(|one, other| one.at().total_cmp(&other.at()));
         let excess = if query.limit == 0 { 0 } else { merged.len().saturating_sub(query.limit) };
         merged.drain(..excess);
         merged
     }
 
-    /// Returns the events of a query that a ledger does not have.
-    pub fn missing_in<'a>(
+    /// Returns what the host adds to the events of a ledger: those of a query that it does not have.
+    pub fn addition(&self, ledger: &[LedgerEvent], query: &Query) -> Addition {
+        let mut events: Vec<LedgerEvent> = self.missing_in(ledger, query).cloned().collect();
+        let replaced = replaced_gaps(ledger, events.iter());
+        let ids = self.ids_in(ledger);
+        events.iter_mut().for_each(|event| rename_kills(event, &ids));
+        Addition { events, replaced }
+    }
+
+    /// Returns the ids of its kills that a ledger has too, with their ids there.
+    fn ids_in(&self, ledger: &[LedgerEvent]) -> HashMap<u64, u64> {
+        let kills = self.events.iter().filter(|event| matches!(event, LedgerEvent::OomKill(_)));
+        let known = |event: &LedgerEvent| ledger.iter().find(|known| is_same(known, event));
+        kills.filter_map(|event| Some((event.id(), known(event)?.id()))).collect()
+    }
+
+    fn missing_in<'a>(
         &'a self,
         ledger: &'a [LedgerEvent],
         query: &'a Query,
@@ -368,12 +411,23 @@ impl HostHistory {
     }
 }
 
-/// Returns the ids of gaps in a ledger whose records the host has: memledger could not read the kernel log, and this process can.
-pub fn replaced_gaps<'a>(
+/// Replaces the ids of the kills that ended an exit, or may have.
+pub fn rename_kills(event: &mut LedgerEvent, ids: &HashMap<u64, u64>) {
+    if let LedgerEvent::Exit(exit) = event {
+        exit.ended_by
+            .iter_mut()
+            .chain(&mut exit.may_be)
+            .for_each(|id| *id = ids.get(id).copied().unwrap_or(*id));
+    }
+}
+
+/// Returns the ids of gaps in a ledger whose records the host has, with the ids of these: memledger could not read the kernel log, and
+/// this process can.
+fn replaced_gaps<'a>(
     ledger: &[LedgerEvent],
     found: impl Iterator<Item = &'a LedgerEvent>,
-) -> HashSet<u64> {
-    let mut replaced = HashSet::new();
+) -> HashMap<u64, u64> {
+    let mut replaced = HashMap::new();
     for event in found {
         let LedgerEvent::OomKill(kill) = event else { continue };
         let is_its_gap = |known: &&LedgerEvent| {
@@ -384,9 +438,9 @@ pub fn replaced_gaps<'a>(
                 && kill.kernel_usec.is_some()
                 && happened.contains(&kill.at)
                 && one.zip(other).is_none_or(|(one, other)| one.container_id == other.container_id)
-                && !replaced.contains(&gap.id)
+                && !replaced.contains_key(&gap.id)
         };
-        replaced.extend(ledger.iter().find(is_its_gap).map(LedgerEvent::id));
+        replaced.extend(ledger.iter().find(is_its_gap).map(|gap| (gap.id(), kill.id)));
     }
     replaced
 }

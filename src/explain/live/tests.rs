@@ -277,6 +277,38 @@ fn record_replaces_the_gap_of_a_ledger_that_could_not_read_the_log() {
     assert_eq!(kills(&merged).iter().map(|kill| kill.pid).collect::<Vec<_>>(), [Some(7)]);
 }
 
+/// memledger ended between a kill and the exit: the ledger has the one, and the host both.
+#[test]
+fn exit_of_the_host_names_the_kill_of_the_ledger() {
+    let mut past = Past::new();
+    past.ran(90.0, 60.0, 137);
+    past.killed(60.05, 7, &format!("/docker/{ID}"));
+    let found = past.found(1_000.0);
+    let now = past.now.unix_seconds();
+    let exit = |events: &[LedgerEvent]| {
+        let mut exits = events.iter().filter_map(|event| match event {
+            LedgerEvent::Exit(exit) => Some(exit.clone()),
+            _ => None,
+        });
+        exits.next_back().expect("an exit")
+    };
+    // one that has not decided yet may still do so
+    for (read_at, is_decided) in [(now - 10.0, false), (now + 100.0, true)] {
+        let host = HostHistory { events: found.clone(), read_at, ..HostHistory::default() };
+        let undecided = Kill { id: 3, victim: None, role: "trainer".into(), ..kills(&found)[0].clone() };
+        let undecided = LedgerEvent::OomKill(undecided);
+        let merged = host.merge(vec![undecided.clone()], &Query::default());
+        let of_ledger = kills(&merged);
+        assert_eq!((exit(&merged).ended_by, of_ledger.len(), of_ledger[0].id), (Some(3), 1, 3));
+        assert_eq!(of_ledger[0].victim.is_some(), is_decided, "the host knows what it did");
+        assert_eq!(&*of_ledger[0].role, "trainer", "what only the ledger knows is kept");
+        let open = crate::events::Exit { id: 4, reason: None, ended_by: None, ..exit(&found) };
+        let merged = host.merge(vec![undecided, LedgerEvent::Exit(open)], &Query::default());
+        let end = exit(&merged);
+        assert_eq!((end.id, end.ended_by), (4, is_decided.then_some(3)));
+    }
+}
+
 /// A year before the boot, in seconds before now.
 const YEAR: f64 = 365.0 * 86_400.0;
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Timestamp;
+use crate::clock::{ClockStep, Timestamp};
 use crate::collect::cgroup_oom_events::CounterReading;
 use crate::discover::ContainerId;
 use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
@@ -204,6 +204,15 @@ impl Counters {
         let newest = self.by_inode.values().map(|counter| counter.read).max();
         let mut own = self.by_inode.values().filter(|counter| counter.id == *id);
         own.any(|counter| Some(counter.read) == newest && counter.first_read <= since + CLOCK_TOLERANCE)
+    }
+
+    /// Corrects the times, if the clock was set.
+    pub fn correct_times(&mut self, step: &ClockStep) {
+        self.last_sweep.iter_mut().for_each(|last| step.correct(last));
+        for counter in self.by_inode.values_mut() {
+            step.correct(&mut counter.first_read);
+            counter.growth.iter_mut().for_each(|(counted, _)| counted.correct(step));
+        }
     }
 
     /// Writes off growth that no kill explained in time, so that it is not matched to a kill hours later.

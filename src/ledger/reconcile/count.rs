@@ -29,7 +29,6 @@ pub struct AccountingCheckpoint {
     /// Position up to which the log was read.
     pub position: LogPosition,
     /// The log's clock, as it was known then.
-    #[serde(default)]
     pub log_clock: LogClock,
     /// Records up to this stamp are older than the ledger and are ignored.
     pub since_usec: u64,
@@ -42,10 +41,8 @@ pub struct AccountingCheckpoint {
     /// Kills without a record.
     pub gaps: u64,
     /// Unix time at which the counter was last equal to the records: a kill without a record happened after that.
-    #[serde(default)]
     pub balanced_at: Option<f64>,
     /// Unix time before which every kill that a cgroup counted is attributed or given up.
-    #[serde(default)]
     pub cgroups_explained_at: Option<f64>,
     /// The current block: the next memledger process may read its last lines.
     pub block: KillAssembler,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Reconciler;
-use crate::clock::Timestamp;
+use crate::clock::{ClockStep, Timestamp};
 use crate::discover::ContainerId;
 use crate::events::{ContainerRef, CudaOom, GpuHolder, LedgerEvent};
 use crate::ledger::exchange::{GpuUse, GpuUser};
@@ -243,6 +243,11 @@ impl Reconciler {
 }
 
 impl CudaOoms {
+    /// Corrects the times, if the clock was set.
+    pub(super) fn correct_times(&mut self, step: &ClockStep) {
+        self.pending.iter_mut().chain(&mut self.settled).for_each(|oom| step.correct(&mut oom.event.at));
+    }
+
     /// Returns a GPU some minutes before an error at this time.
     fn earlier(&self, at: Timestamp, gpu: &GpuUse) -> Option<&GpuUse> {
         let is_earlier = |age: Duration| (EARLIER_INTERVAL..=MAX_EARLIER_AGE).contains(&age);

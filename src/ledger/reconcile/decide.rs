@@ -125,6 +125,7 @@ impl Reconciler {
     pub(super) fn settle_kills(&mut self, now: Timestamp) {
         let mut at = 0;
         while at < self.pending.len() {
+            self.correct_run(at); // a kill before it may explain the end of the run that this one seemed to explain
             if self.settle_kill(at, now)
                 && let Some(pending) = self.pending.remove(at)
             {
@@ -200,7 +201,8 @@ impl Reconciler {
         let is_empty = run.is_some_and(|run| self.emptied_after(run, pending.kill.at).is_some());
         let timeout = if is_empty { LATE_EXIT_TIMEOUT } else { EXIT_TIMEOUT };
         // the container exits when the victim is gone, and not when it is killed
-        let is_gone = age >= timeout && now.since(pending.last_seen()) >= timeout || age >= MAX_TEARDOWN;
+        let is_over = |since: Timestamp| age >= timeout && now.since(since) >= timeout;
+        let is_gone = pending.gone_since().is_some_and(is_over) || age >= MAX_TEARDOWN;
         let decided = is_gone || run.is_some_and(|run| is_child_of_other_process(run, pending));
         decided.then_some(Victim::Child)
     }
@@ -423,9 +425,16 @@ impl Reconciler {
         let exit = &pending.exit;
         let window = Interval::new(exit.at - EXIT_WINDOW, exit.at);
         let run = self.containers.get(&pending.id).and_then(|state| state.run_ended_at(exit.at));
-        let own = run.and_then(|run| run.last_kill).filter(|(_, at)| exit.at - at <= CAUSE_WINDOW);
-        let pending =
-            self.pending.iter().filter(|kill| kill.is_ownerless() && kill.happened.overlaps(&window));
+        let is_cause = |at: f64| (-EXIT_WINDOW..=CAUSE_WINDOW).contains(&(exit.at - at));
+        let own = run.and_then(|run| run.last_kill).filter(|(_, at)| is_cause(*at));
+        let may_be_its = |kill: &&PendingKill| match &kill.container {
+            Some(id) => {
+                let is_of_run = kill.run.is_none() || kill.run == run.map(|run| run.number);
+                *id == pending.id && is_of_run && is_cause(kill.kill.at)
+            }
+            None => kill.is_ownerless() && kill.happened.overlaps(&window),
+        };
+        let pending = self.pending.iter().filter(may_be_its);
         let unattributed = self.unattributed.iter().filter(|(.., happened)| happened.overlaps(&window));
         let others = unattributed.map(|(_, id, _)| *id).chain(pending.map(|kill| kill.kill.id));
         let mut ids: Vec<u64> = own.map(|(id, _)| id).into_iter().chain(others).collect();

@@ -141,7 +141,7 @@ impl Reconciler {
         let (PathOwner::Container(id), method) = self.find_owner(record)? else { return None };
         let state = self.containers.get(&id).filter(|_| gap.kill.owner == KillOwner::Unattributed)?;
         let pid = record.kill.pid.filter(|_| self.config.host_pids);
-        let run = state.run_of_kill(&record.happened, record.kill.at, pid).map(|(run, _)| run);
+        let run = state.run_of_kill(&record.happened, record.kill.at, pid, |_| false).map(|(run, _)| run);
         Some((KillOwner::Container(state.subject(&id, run)), method))
     }
 

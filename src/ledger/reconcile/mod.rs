@@ -9,7 +9,7 @@
 //! | `reports.rs` | whose are the processes in the kernel's report? |
 //! | `decide.rs` | did the kill end the container, and why did that exit? |
 //! | `kill_record.rs`, `output.rs` | what does a record show, and what is stored and published? |
-//! | `cuda_ooms.rs` | whose CUDA out-of-memory error was it, and who usage the GPU? |
+//! | `cuda_ooms.rs` | whose CUDA out-of-memory error was it, and who held the GPU? |
 //!
 //! A step applies the cycle and the runtime events in order of time, the kernel log, the cgroups' counters and the kernel's counter, in
 //! this order; then [`Reconciler::settle`] draws the conclusions. A kill is pending until its owner is known and
@@ -32,7 +32,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Timestamp;
+use crate::clock::{ClockStep, Timestamp};
 use crate::collect::cgroup_oom_events::CounterReading;
 use crate::collect::kernel_log::LogPosition;
 use crate::config::Filter;
@@ -71,6 +71,8 @@ const MAX_UNATTRIBUTED: usize = 256;
 const ANY_SOCKET: &str = "*";
 /// A runtime reports an event this many seconds after it at most, as long as it is not overloaded.
 const MAX_EVENT_DELAY: f64 = 10.0;
+/// An event of a connected runtime arrives within this many seconds, also from a busy one.
+const MAX_LIVE_EVENT_DELAY: f64 = 60.0;
 
 /// Returns the name of the cursor of a socket of a runtime.
 fn cursor_name(runtime: &str, socket: &str) -> String {
@@ -147,6 +149,8 @@ pub struct Reconciler {
     settled_victims: VecDeque<(u32, Option<ContainerId>, Interval)>,
     /// Unix time of the last event of each socket of a runtime, by [`cursor_name`].
     last_event_times: BTreeMap<String, f64>,
+    /// Connected sockets of each runtime, by [`cursor_name`].
+    live_sockets: HashMap<&'static str, Vec<String>>,
     stored_checkpoint: Option<AccountingCheckpoint>,
     next_id: u64,
     pub(super) log_up: bool,
@@ -195,6 +199,7 @@ impl Reconciler {
             unattributed: unattributed.map(|(id, happened)| (now, *id, *happened)).collect(),
             settled_victims: VecDeque::new(),
             last_event_times: BTreeMap::new(),
+            live_sockets: HashMap::new(),
             stored_checkpoint: None,
             next_id: contents.last_id + 1,
             log_up: false,
@@ -262,6 +267,18 @@ impl Reconciler {
         self.containers.apply_host_restart(self.config.booted_at, true);
     }
 
+    /// Sets the Unix time since which all sockets of a runtime have been connected, `None` if one is not, and those that are.
+    pub fn set_connection<'a>(
+        &mut self,
+        runtime: &'static str,
+        since: Option<f64>,
+        live: impl Iterator<Item = &'a Path>,
+    ) {
+        self.containers.set_connected_since(runtime, since);
+        let live = live.map(|socket| cursor_name(runtime, &socket.to_string_lossy())).collect();
+        self.live_sockets.insert(runtime, live);
+    }
+
     /// Applies a cycle and the events of each runtime, in order of time: a cycle lists only the newest run of a container, so events
     /// before it must be applied first.
     pub fn apply_cycles_and_events<'a>(
@@ -307,15 +324,13 @@ impl Reconciler {
 
     /// Notes which victims a cycle still saw: a large process takes seconds to release its memory.
     fn note_seen_victims(&mut self, report: &CycleReport) {
-        let at = report.at.unix_seconds();
-        for pending in self.pending.iter_mut().filter(|pending| at > pending.kill.at) {
+        for pending in self.pending.iter_mut().filter(|pending| report.at.unix_seconds() > pending.kill.at) {
             let (Some(id), Some(pid)) = (&pending.container, pending.kill.pid) else { continue };
             let listed = std::iter::zip(&report.inventory.containers, &report.containers);
             let usage = listed.into_iter().find(|(container, _)| container.id == *id).map(|(_, usage)| usage);
             let is_it = |process: &ProcessUsage| process.pid == pid && *process.comm == *pending.kill.process;
-            if self.config.host_pids && usage.is_some_and(|usage| usage.processes.iter().any(is_it)) {
-                pending.seen = Some((report.at, at));
-            }
+            let sees = self.config.host_pids && usage.is_some_and(|usage| usage.processes.iter().any(is_it));
+            pending.note_cycle(report.at, sees);
         }
     }
 
@@ -348,7 +363,7 @@ impl Reconciler {
 
     /// Counts the starts of containers that have a name by now: a start under a short id would be missing under the name.
     fn count_starts(&mut self, now: Timestamp) {
-        for (identity, starts) in self.containers.take_named_starts() {
+        for (identity, starts) in self.containers.take_named_starts(now) {
             (0..starts).for_each(|_| self.totals.count_start(&identity, now.unix_seconds()));
         }
     }
@@ -410,14 +425,17 @@ impl Reconciler {
         }
     }
 
-    /// Moves the times of what is pending: the clock by which they were noted was set by so many seconds.
-    pub fn move_times(&mut self, by: f64, now: Timestamp) {
-        let latest = now.unix_seconds();
-        for pending in &mut self.pending {
-            pending.kill.at = (pending.kill.at + by).min(latest);
-            pending.happened = pending.happened.moved(by);
-        }
-        self.totals.clamp_times(latest);
+    /// Corrects all times, if the clock was set. Must come before what this step applies.
+    pub fn correct_times(&mut self, step: &ClockStep) {
+        let gaps = self.settled_gaps.iter_mut().map(|(_, pending)| pending);
+        self.pending.iter_mut().chain(gaps).for_each(|pending| pending.correct_times(step));
+        self.pending_exits.iter_mut().for_each(|pending| pending.exit.correct_times(step));
+        self.cuda_ooms.correct_times(step);
+        self.unattributed.iter_mut().for_each(|(.., happened)| happened.correct(step));
+        self.settled_victims.iter_mut().for_each(|(.., happened)| happened.correct(step));
+        self.counters.correct_times(step);
+        self.containers.correct_times(step);
+        self.totals.correct_times(step);
     }
 
     /// Starts the accounting anew: the machine was restored to an earlier state without a reboot.
@@ -427,7 +445,8 @@ impl Reconciler {
 
     fn add_kill(&mut self, now: Timestamp, observed: &ObservedRecord) {
         let KillRecord::Kill { killed, context, group, report } = &observed.record else { return };
-        let hints = Hints::new(context.clone(), group.clone(), observed.proc_info.clone());
+        let hints =
+            Hints { context: context.clone(), group: group.clone(), proc_info: observed.proc_info.clone() };
         let containers = self.config.host_pids.then_some(&self.containers);
         let report = report.as_ref().map(|report| self.reports.label(report, observed, containers));
         let (usec, written) = (observed.position.usec, observed.written);

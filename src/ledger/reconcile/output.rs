@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use super::{ANY_SOCKET, AccountingCheckpoint, MAX_EVENT_DELAY, Reconciler};
-use crate::clock::Timestamp;
+use super::{ANY_SOCKET, AccountingCheckpoint, MAX_EVENT_DELAY, MAX_LIVE_EVENT_DELAY, Reconciler};
+use crate::clock::{MIN_CLOCK_STEP, Timestamp};
 use crate::events::{Identity, LedgerEvent};
 use crate::ledger::exchange::{ContainerFigures, LedgerFigures};
 use crate::ledger::store::StateKind;
@@ -100,7 +100,10 @@ impl Reconciler {
             self.changes.put(StateKind::Accounting, "", &account);
             self.stored_checkpoint = Some(account);
             for (socket, since) in &self.last_event_times {
-                self.changes.put(StateKind::RuntimeCursor, socket, since);
+                // older events have arrived; a runtime would repeat those of containers that are forgotten by now
+                let is_live = self.live_sockets.values().flatten().any(|live| live == socket);
+                let arrived = if is_live { now.unix_seconds() - MAX_LIVE_EVENT_DELAY } else { f64::MIN };
+                self.changes.put(StateKind::RuntimeCursor, socket, &since.max(arrived));
             }
             self.changes.put(StateKind::RuntimeCursor, ANY_SOCKET, &(now.unix_seconds() - MAX_EVENT_DELAY));
         }
@@ -123,8 +126,16 @@ impl Reconciler {
         shown.sort_by(|one, other| other.0.total_cmp(&one.0));
         let running = shown.iter().take_while(|(until, _)| until.is_infinite()).count();
         shown.truncate(running + MAX_ENDED_SHOWN);
+        let latest = now.unix_seconds() + MIN_CLOCK_STEP;
+        let figures = |name: &Identity| {
+            let figures = self.totals.figures(name);
+            // of a clock that was wrong; an alert on it would last until then
+            let past = |at: Option<f64>| at.filter(|at| *at <= latest);
+            let (last_kill, last_cuda_oom) = (past(figures.last_kill), past(figures.last_cuda_oom));
+            ContainerFigures { last_kill, last_cuda_oom, ..figures }
+        };
         let containers: BTreeMap<&Identity, ContainerFigures> =
-            shown.into_iter().map(|(_, name)| (name, self.totals.figures(name))).collect();
+            shown.into_iter().map(|(_, name)| (name, figures(name))).collect();
         LedgerFigures {
             host_kills: self.totals.get(Total::Host),
             host_process_kills: self.totals.get(Total::HostProcess),

@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{ProcInfo, Reconciler};
-use crate::clock::Timestamp;
+use crate::clock::{ClockStep, Timestamp};
 use crate::discover::{ContainerId, PathOwner, owner_of_paths};
 use crate::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
 use crate::ledger::container_state::ContainerState;
@@ -27,6 +27,8 @@ pub const ATTRIBUTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait for the runtime to report a new container, or the run that a kill ended; after that a container
 /// without a name is labelled with its short id.
 pub const RUNTIME_EVENT_TIMEOUT: Duration = Duration::from_secs(3);
+/// A victim that a cycle does not see any more is taken for gone so many seconds after the last one that saw it, at most.
+const MAX_MISSED_DELAY: f64 = 5.0;
 /// Within this many seconds only one kill of a container is stored with its prior usage.
 const PRIOR_USAGE_INTERVAL: f64 = 60.0;
 
@@ -39,13 +41,6 @@ pub struct Hints {
     pub group: Option<String>,
     /// The victim's data from /proc.
     pub proc_info: ProcInfo,
-}
-
-impl Hints {
-    /// Combines the evidence of the log and of /proc.
-    pub fn new(context: Option<OomContext>, group: Option<String>, proc_info: ProcInfo) -> Self {
-        Self { context, group, proc_info }
-    }
 }
 
 /// A kill that is not final yet.
@@ -68,6 +63,8 @@ pub struct PendingKill {
     pub noticed: Timestamp,
     /// The last cycle that still saw the victim, and its Unix time.
     pub seen: Option<(Timestamp, f64)>,
+    /// The first cycle after that.
+    pub missed: Option<(Timestamp, f64)>,
     /// What the store has of it beside its event.
     pub stored: Option<PersistedKill>,
 }
@@ -76,17 +73,13 @@ pub struct PendingKill {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PersistedKill {
     container: Option<String>,
-    #[serde(default)]
     run: Option<u32>,
-    #[serde(default)]
     happened: Option<Interval>,
     limit_bytes: Option<u64>,
     duplicates: u64,
     /// The owner in its event is the final one.
-    #[serde(default)]
     is_labelled: bool,
     /// Unix time of the last cycle that still saw the victim.
-    #[serde(default)]
     seen: Option<f64>,
 }
 
@@ -103,6 +96,7 @@ impl PendingKill {
             is_logged: false,
             noticed: now,
             seen: None,
+            missed: None,
             stored: None,
         }
     }
@@ -121,6 +115,13 @@ impl PendingKill {
         Self { container, run, duplicates, seen, is_logged: true, ..Self::new(kill, happened, hints, now) }
     }
 
+    /// Corrects the times, if the clock was set.
+    pub fn correct_times(&mut self, step: &ClockStep) {
+        self.kill.correct_times(step);
+        self.happened.correct(step);
+        self.seen.iter_mut().chain(&mut self.missed).for_each(|(_, at)| step.correct(at));
+    }
+
     /// Returns true if it has a record and was added in this step.
     pub fn is_new_record(&self) -> bool {
         self.kill.kernel_usec.is_some() && !self.is_logged
@@ -136,14 +137,34 @@ impl PendingKill {
         PersistedKill { container, run, happened: Some(happened), limit_bytes, duplicates, is_labelled, seen }
     }
 
-    /// Returns when it was last seen, or noticed.
-    pub fn last_seen(&self) -> Timestamp {
-        self.seen.map_or(self.noticed, |(seen, _)| seen)
+    /// Notes whether a cycle saw the victim.
+    pub fn note_cycle(&mut self, at: Timestamp, sees: bool) {
+        let cycle = (at, at.unix_seconds());
+        if sees {
+            (self.seen, self.missed) = (Some(cycle), None);
+        } else if let Some((seen, seen_at)) = self.seen {
+            // with a long interval it was gone long before this cycle
+            let late = cycle.1 - seen_at > MAX_MISSED_DELAY;
+            let missed = if late {
+                (seen.plus(Duration::from_secs_f64(MAX_MISSED_DELAY)), seen_at + MAX_MISSED_DELAY)
+            } else {
+                cycle
+            };
+            self.missed.get_or_insert(missed);
+        }
     }
 
-    /// Returns the Unix time from which on the victim may have been gone.
+    /// Returns since when the victim is gone, as far as that is known; `None` if a cycle saw it and none has missed it since.
+    pub fn gone_since(&self) -> Option<Timestamp> {
+        match self.seen {
+            None => Some(self.noticed),
+            Some(_) => self.missed.map(|(missed, _)| missed),
+        }
+    }
+
+    /// Returns the Unix time at which the victim was gone at the latest.
     pub fn gone_at(&self) -> f64 {
-        self.seen.map_or(self.kill.at, |(_, seen)| seen.max(self.kill.at))
+        self.missed.or(self.seen).map_or(self.kill.at, |(_, at)| at.max(self.kill.at))
     }
 
     pub(super) fn is_ownerless(&self) -> bool {
@@ -179,30 +200,40 @@ impl Reconciler {
 
     /// Removes the labels of a kill whose run turned out to be another one: when it was labelled, not all runs of that time were
     /// reported yet.
-    fn correct_run(&mut self, at: usize) {
-        let pending = &self.pending[at];
-        let (Some(number), Some(id)) = (pending.run, &pending.container) else { return };
-        let pid = pending.kill.pid.filter(|_| self.config.host_pids);
-        let state = self.containers.get(id);
-        let run = state.and_then(|state| state.run_of_kill(&pending.happened, pending.kill.at, pid));
-        if run.is_some_and(|(run, _)| run.number != number) {
+    pub(super) fn correct_run(&mut self, at: usize) {
+        let (before, now) = (self.pending[at].run, self.run_of(at));
+        if before.is_some() && now.is_some_and(|(run, _)| before != Some(run.number)) {
             let before = self.host_usage(&self.pending[at].kill);
             let pending = &mut self.pending[at];
             pending.run = None;
             pending.kill.before = before;
+            if pending.kill.kernel_usec.is_none() {
+                pending.kill.at = pending.happened.latest; // of another run it may have happened later
+            }
             pending.kill.owner = KillOwner::Pending;
         }
     }
 
+    /// Returns the run of a kill whose container is known, and whether it is certain.
+    fn run_of(&self, at: usize) -> Option<(&Run, bool)> {
+        let pending = &self.pending[at];
+        let state = self.containers.get(pending.container.as_ref()?)?;
+        let pid = pending.kill.pid.filter(|_| self.config.host_pids);
+        let is_explained = |number| {
+            let mut earlier = self.pending.iter().take(at);
+            earlier.any(|other| other.container == pending.container && other.run == Some(number))
+        };
+        state.run_of_kill(&pending.happened, pending.kill.at, pid, is_explained)
+    }
+
     /// Chooses the run of a kill that was labelled before its run was reported.
     fn choose_run(&mut self, at: usize) {
+        let run = self.run_of(at).map(|(run, _)| (run.number, run.started));
         let pending = &mut self.pending[at];
-        let (None, Some(id)) = (pending.run, &pending.container) else { return };
-        let pid = pending.kill.pid.filter(|_| self.config.host_pids);
-        let state = self.containers.get(id);
-        let run = state.and_then(|state| state.run_of_kill(&pending.happened, pending.kill.at, pid));
-        if let (Some((run, _)), KillOwner::Container(subject)) = (run, &mut pending.kill.owner) {
-            (pending.run, subject.started) = (Some(run.number), run.started);
+        if let (None, Some((number, started)), KillOwner::Container(subject)) =
+            (pending.run, run, &mut pending.kill.owner)
+        {
+            (pending.run, subject.started) = (Some(number), started);
             self.changes.put_event(LedgerEvent::OomKill(pending.kill.clone()));
         }
     }
@@ -297,12 +328,11 @@ impl Reconciler {
         let Some(id) = pending.container.clone().filter(|_| pending.kill.owner == KillOwner::Pending) else {
             return;
         };
-        let state = self.containers.get(&id);
         let pid = pending.kill.pid.filter(|_| self.config.host_pids);
-        let run = state.and_then(|state| state.run_of_kill(&pending.happened, pending.kill.at, pid));
+        let run = self.run_of(at);
         let number = run.map(|(run, _)| run.number);
-        let is_reported =
-            run.is_some_and(|(_, is_certain)| is_certain) && state.is_some_and(|state| state.named);
+        let is_named = self.containers.get(&id).is_some_and(|state| state.named);
+        let is_reported = run.is_some_and(|(_, is_certain)| is_certain) && is_named;
         if !is_reported && now.since(pending.noticed) < timeout {
             return;
         }
@@ -324,7 +354,7 @@ impl Reconciler {
         }
         self.set_memory(at, &subject, before);
         let kill = &mut self.pending[at].kill;
-        self.totals.set_last_kill(&subject.identity, kill.at);
+        self.totals.set_last_kill(&subject.identity, kill.at, now.unix_seconds());
         kill.owner = KillOwner::Container(subject);
         self.changes.put_event(LedgerEvent::OomKill(kill.clone()));
     }

@@ -140,6 +140,8 @@ struct Simulation<'a> {
     last_sweep: Option<u64>,
     cycled: Option<u64>,
     last_step: Timestamp,
+    /// The first event of this process.
+    first_id: u64,
     disk: Option<(tempfile::TempDir, Option<Store>)>,
 }
 
@@ -161,6 +163,7 @@ impl<'a> Simulation<'a> {
             last_sweep: None,
             cycled: None,
             last_step: begin,
+            first_id: 1,
             disk: world.is_on_disk.then(|| {
                 let folder = tempfile::tempdir().expect("a folder");
                 let opened = Store::open(folder.path(), Duration::ZERO).expect("a store");
@@ -189,6 +192,7 @@ impl<'a> Simulation<'a> {
             (self.store.contents, *store) = (opened.state, Some(opened.store));
         }
         self.reconciler = Self::start(&self.store, world, now);
+        (self.last_step, self.first_id) = (now, self.store.contents.last_id + 1);
         let stored = self.reconciler.log_position();
         self.read_to = stored.as_ref().map_or(world.stamp(begin, 0), |(position, ..)| position.usec);
         (_, self.clock, self.block) = stored.unwrap_or_default();
@@ -260,14 +264,14 @@ impl<'a> Simulation<'a> {
 impl Simulation<'_> {
     /// Moves times as the writer does when the clock was set.
     fn apply_clock(&mut self, now: Timestamp) {
-        let moved = now.wall_moved_since(std::mem::replace(&mut self.last_step, now));
-        if moved.abs() < 60.0 {
-            return;
-        }
-        self.reconciler.move_times(moved, now);
-        self.store.events.values_mut().for_each(|event| event.move_time(moved));
+        let before = std::mem::replace(&mut self.last_step, now);
+        let Some(step) = ClockStep::between(before, now) else { return };
+        self.reconciler.correct_times(&step);
+        self.store.events.range_mut(self.first_id..).for_each(|(_, event)| event.correct_times(&step));
         if let Some((_, Some(store))) = &mut self.disk {
-            store.move_times(0, moved).expect("the store is written");
+            let mut changes = WriteBatch::default();
+            changes.correct_times(self.first_id, step);
+            store.commit(&changes).expect("the store is written");
         }
     }
 

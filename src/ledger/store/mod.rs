@@ -21,12 +21,14 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, TransactionBehavior, params};
+use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
-use crate::clock::Timestamp;
+use crate::clock::{ClockStep, MIN_CLOCK_STEP, Timestamp};
+use crate::events::LedgerEvent;
 pub use error::StoreError;
 use lock::Lock;
 pub use reader::{EventReader, SettledEvents, StoreReader};
@@ -42,8 +44,8 @@ pub const FILE: &str = "ledger.sqlite3";
 /// Suffixes of files that were moved aside.
 const DAMAGED: &str = "corrupt";
 const OLDER: &str = "older";
-/// Events may be this many seconds in the future: several clocks stamp them.
-const FUTURE_TOLERANCE: u64 = 60;
+/// Number of events whose times are corrected at once.
+const CORRECTED_AT_ONCE: i64 = 100;
 
 /// Selects events.
 #[derive(Clone, Debug, Default)]
@@ -189,43 +191,52 @@ impl Store {
         self.reader.check(removed)
     }
 
-    /// Moves the Unix times of the events from this id on, and of the runs that ended with them: the clock by which they were recorded
-    /// was set by so many seconds.
-    ///
-    /// # Errors
-    /// Nothing was changed.
-    pub fn move_times(&mut self, first_id: u64, by: f64) -> Result<(), StoreError> {
-        let moved = move_times(self.reader.connection_mut(), "id >= ?2", "{} + ?1", by, first_id);
-        self.reader.check(moved).map(drop)
-    }
-
     /// Moves events and runs from the future to this Unix time: the clock was wrong when they were recorded. Returns how many.
     ///
     /// # Errors
     /// Nothing was changed.
     pub fn move_from_future(&mut self, now_unix: f64) -> Result<usize, StoreError> {
-        let moved =
-            move_times(self.reader.connection_mut(), "{} > ?1 + ?2", "?1", now_unix, FUTURE_TOLERANCE);
+        let moved = move_from_future(self.reader.connection_mut(), now_unix);
         self.reader.check(moved)
     }
 }
 
-/// Sets the times of the rows that fulfil a condition; `{}` is their column.
-fn move_times(
-    connection: &mut Connection,
-    condition: &str,
-    value: &str,
-    first: f64,
-    second: u64,
-) -> rusqlite::Result<usize> {
+/// Corrects the times of the events from this id on, and of the runs that ended with them.
+fn correct_times(transaction: &Transaction<'_>, first_id: u64, step: &ClockStep) -> rusqlite::Result<()> {
+    let (since, until) = step.wrong();
+    let mut next = first_id;
+    loop {
+        let bodies: Vec<(i64, String)> = transaction
+            .prepare(
+                "SELECT id, body FROM events WHERE id >= ?1 AND at BETWEEN ?2 AND ?3 ORDER BY id LIMIT ?4",
+            )?
+            .query_map(params![signed(next), since, until, CORRECTED_AT_ONCE], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?
+            .collect::<Result<_, _>>()?;
+        let Some((last, _)) = bodies.last() else { break };
+        next = unsigned(*last) + 1;
+        let events = bodies.iter().filter_map(|(_, body)| serde_json::from_str::<LedgerEvent>(body).ok());
+        let corrected = events.map(|mut event| {
+            event.correct_times(step);
+            event
+        });
+        write_events(transaction, &corrected.collect::<WriteBatch>().events)?;
+    }
+    let sql = "UPDATE runs SET ended = ended + ?1, body = json_set(body, '$.ended', ended + ?1) \
+               WHERE json_valid(body) AND id >= ?2 AND ended BETWEEN ?3 AND ?4";
+    transaction.execute(sql, params![step.seconds(), signed(first_id), since, until]).map(drop)
+}
+
+fn move_from_future(connection: &mut Connection, now_unix: f64) -> rusqlite::Result<usize> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut moved = 0;
     for (table, column) in [("events", "at"), ("runs", "ended")] {
         let sql = format!(
-            "UPDATE {table} SET {column} = {value}, body = json_set(body, '$.{column}', {value}) \
-             WHERE json_valid(body) AND {condition}"
+            "UPDATE {table} SET {column} = ?1, body = json_set(body, '$.{column}', ?1) \
+             WHERE json_valid(body) AND {column} > ?1 + ?2"
         );
-        moved += transaction.execute(&sql.replace("{}", column), params![first, signed(second)])?;
+        moved += transaction.execute(&sql, params![now_unix, MIN_CLOCK_STEP])?;
     }
     transaction.commit()?;
     Ok(moved)
@@ -251,6 +262,19 @@ fn connect(path: &Path) -> Result<(Connection, LedgerState), StoreError> {
 
 fn write(connection: &mut Connection, batch: &WriteBatch) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    for (first_id, step) in &batch.corrections {
+        correct_times(&transaction, *first_id, step)?;
+    }
+    write_events(&transaction, &batch.events)?;
+    runs::write(&transaction, &batch.runs)?;
+    state::write(&transaction, &batch.state)?;
+    transaction.commit()
+}
+
+fn write_events(
+    transaction: &Transaction<'_>,
+    events: &BTreeMap<u64, Option<LedgerEvent>>,
+) -> rusqlite::Result<()> {
     let mut remove = transaction.prepare("DELETE FROM events WHERE id = ?1")?;
     let mut put = transaction.prepare(
         "INSERT INTO events (id, at, settled, notable, container_name, container_id, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) \
@@ -258,7 +282,7 @@ fn write(connection: &mut Connection, batch: &WriteBatch) -> rusqlite::Result<()
          container_name = excluded.container_name, container_id = excluded.container_id, body = excluded.body \
          WHERE body <> excluded.body",
     )?;
-    for (id, event) in &batch.events {
+    for (id, event) in events {
         let Some(event) = event else {
             remove.execute([signed(*id)])?;
             continue;
@@ -269,10 +293,7 @@ fn write(connection: &mut Connection, batch: &WriteBatch) -> rusqlite::Result<()
         let container = subject.map(|subject| &*subject.container_id);
         put.execute(params![signed(*id), event.at(), settled, notable, name, container, to_json(event)?])?;
     }
-    drop((remove, put));
-    runs::write(&transaction, &batch.runs)?;
-    state::write(&transaction, &batch.state)?;
-    transaction.commit()
+    Ok(())
 }
 
 fn to_json(value: &impl serde::Serialize) -> rusqlite::Result<String> {

@@ -2,10 +2,13 @@
 //!
 //! Events that are not settled are kept whatever their age.
 
+use std::ops::Range;
+
 use rusqlite::{Connection, params};
 
 use super::runs;
 use super::schema::pragma;
+use crate::clock::EARLIEST_TIME;
 
 /// Maximum number of events per transaction, so that readers and commits never wait long.
 const BATCH: i64 = 500;
@@ -16,9 +19,10 @@ const PAGES: u32 = 1000;
 
 /// Removes settled events and runs from before `cutoff`, then the oldest of both while more than `most_bytes` are used.
 pub fn retain(connection: &mut Connection, cutoff: f64, most_bytes: u64) -> rusqlite::Result<usize> {
-    let mut removed = runs::remove(connection, cutoff, MAX_RUNS, 0)?;
+    let too_old = EARLIEST_TIME..cutoff;
+    let mut removed = runs::remove(connection, &too_old, MAX_RUNS, 0)?;
     loop {
-        let gone = remove(connection, cutoff, BATCH)?;
+        let gone = remove(connection, &too_old, BATCH)?;
         removed += gone;
         if gone < BATCH as usize {
             break;
@@ -35,8 +39,8 @@ pub fn retain(connection: &mut Connection, cutoff: f64, most_bytes: u64) -> rusq
         // the same share of both
         let excess = (used - most_bytes) as f64 / used as f64;
         let share = |rows: i64| ((rows as f64 * excess) as i64).clamp(1, BATCH);
-        let gone = remove(connection, f64::INFINITY, share(events))?
-            + runs::remove(connection, f64::NEG_INFINITY, MAX_RUNS, share(records))?;
+        let gone = remove(connection, &(f64::MIN..f64::MAX), share(events))?
+            + runs::remove(connection, &(0.0..0.0), MAX_RUNS, share(records))?;
         removed += gone;
         if gone == 0 {
             break;
@@ -48,10 +52,10 @@ pub fn retain(connection: &mut Connection, cutoff: f64, most_bytes: u64) -> rusq
     Ok(removed)
 }
 
-fn remove(connection: &Connection, cutoff: f64, most: i64) -> rusqlite::Result<usize> {
+fn remove(connection: &Connection, times: &Range<f64>, most: i64) -> rusqlite::Result<usize> {
     let sql = "DELETE FROM events WHERE id IN \
-               (SELECT id FROM events WHERE settled = 1 AND at < ?1 ORDER BY at, id LIMIT ?2)";
-    connection.prepare(sql)?.execute(params![cutoff, most])
+               (SELECT id FROM events WHERE settled = 1 AND at >= ?1 AND at < ?2 ORDER BY at, id LIMIT ?3)";
+    connection.prepare(sql)?.execute(params![times.start, times.end, most])
 }
 
 /// Returns the used bytes, without free pages.

@@ -1,6 +1,7 @@
 //! Records of runs: one row each, written with the exit. Runs in progress are in the table of containers.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, ToSql, Transaction, params};
@@ -201,10 +202,11 @@ pub fn count(connection: &Connection) -> rusqlite::Result<i64> {
 /// Above the maximum, groups with more records than these lose some first: a container that fails again and again removes its own.
 const MAX_OF_GROUP: i64 = 500;
 
-/// Removes records of runs that ended before `cutoff`; above `max` the oldest of groups with very many, then the oldest of all; then
+/// Removes records of runs that ended within `times`; above `max` the oldest of groups with very many, then the oldest of all; then
 /// `more` of the oldest.
-pub fn remove(connection: &Connection, cutoff: f64, max: usize, more: i64) -> rusqlite::Result<usize> {
-    let mut removed = connection.prepare("DELETE FROM runs WHERE ended < ?1")?.execute([cutoff])?;
+pub fn remove(connection: &Connection, times: &Range<f64>, max: usize, more: i64) -> rusqlite::Result<usize> {
+    let by_age = "DELETE FROM runs WHERE ended >= ?1 AND ended < ?2";
+    let mut removed = connection.prepare(by_age)?.execute([times.start, times.end])?;
     let excess = count(connection)? - limit(max);
     if excess > 0 {
         let sql = "DELETE FROM runs WHERE id IN (SELECT id FROM (SELECT id, row_number() OVER \
@@ -243,8 +245,8 @@ mod tests {
         let all: Vec<_> = [(1.0, "train"), (2.0, "train")].into_iter().chain(looping).collect();
         let mut store = store(&all);
         let connection = store.reader.connection_mut();
-        assert_eq!(remove(connection, 0.0, all.len(), 0).unwrap(), 0, "there is room");
-        assert_eq!(remove(connection, 0.0, all.len() - 10, 0).unwrap(), 10);
+        assert_eq!(remove(connection, &(0.0..0.0), all.len(), 0).unwrap(), 0, "there is room");
+        assert_eq!(remove(connection, &(0.0..0.0), all.len() - 10, 0).unwrap(), 10);
         assert_eq!(ended(&store, &RunQuery { limit: 0, ..RunQuery::default() })[..3], [1.0, 2.0, 1010.0]);
     }
 
@@ -329,7 +331,7 @@ mod tests {
     fn record_that_is_removed_between_two_pages_is_missing() {
         let store = store(&[(10.0, "a"), (20.0, "b"), (30.0, "c")]);
         let unread = selected(store.reader().connection(), &RunQuery::default(), |place, _| place).unwrap();
-        remove(store.reader().connection(), 15.0, 10, 0).unwrap();
+        remove(store.reader().connection(), &(0.0..15.0), 10, 0).unwrap();
         let (raw_json, next) =
             store.reader().run_page(&RunQuery::default(), Some(RunCursor(unread))).unwrap();
         assert_eq!((raw_json.len(), next.is_none()), (2, true));
@@ -368,9 +370,9 @@ mod tests {
     #[test]
     fn retention_removes_by_age_and_the_oldest_above_the_maximum() {
         let store = store(&[(10.0, "a"), (20.0, "b"), (30.0, "c"), (40.0, "d"), (50.0, "e")]);
-        assert_eq!(remove(store.reader().connection(), 15.0, 10, 0).unwrap(), 1);
-        assert_eq!(remove(store.reader().connection(), 15.0, 3, 0).unwrap(), 1);
-        assert_eq!(remove(store.reader().connection(), 15.0, 3, 1).unwrap(), 1);
+        assert_eq!(remove(store.reader().connection(), &(0.0..15.0), 10, 0).unwrap(), 1);
+        assert_eq!(remove(store.reader().connection(), &(0.0..15.0), 3, 0).unwrap(), 1);
+        assert_eq!(remove(store.reader().connection(), &(0.0..15.0), 3, 1).unwrap(), 1);
         assert_eq!(ended(&store, &RunQuery::default()), [40.0, 50.0]);
     }
 }

@@ -11,6 +11,7 @@ use rusqlite::{Connection, Transaction, params};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::clock::ClockStep;
 use crate::discover::ContainerId;
 use crate::events::{Identity, LedgerEvent};
 use crate::ledger::container_state::ContainerState;
@@ -74,6 +75,8 @@ pub struct WriteBatch {
     pub runs: BTreeMap<u64, RunRecord>,
     /// All other state.
     pub state: StateChanges,
+    /// Corrections of the times of the stored events from an id on, and of the runs that ended with them; before all else.
+    pub corrections: Vec<(u64, ClockStep)>,
 }
 
 impl FromIterator<LedgerEvent> for WriteBatch {
@@ -109,7 +112,7 @@ impl WriteBatch {
 
     /// Returns true if there is nothing to write.
     pub fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.runs.is_empty() && self.state.is_empty()
+        self.events.is_empty() && self.runs.is_empty() && self.state.is_empty() && self.corrections.is_empty()
     }
 
     /// Adds later changes.
@@ -117,6 +120,14 @@ impl WriteBatch {
         self.events.extend(later.events);
         self.runs.extend(later.runs);
         self.state.extend(later.state);
+        self.corrections.extend(later.corrections);
+    }
+
+    /// Corrects the times of these changes, and of the stored events from this id on: the clock was set.
+    pub fn correct_times(&mut self, first_id: u64, step: ClockStep) {
+        self.events.values_mut().flatten().for_each(|event| event.correct_times(&step));
+        self.runs.values_mut().filter_map(|run| run.ended.as_mut()).for_each(|ended| step.correct(ended));
+        self.corrections.push((first_id, step));
     }
 
     /// Drops the oldest settled events until the rest has at most this size, and the oldest records above a maximum. An event that is

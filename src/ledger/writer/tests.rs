@@ -84,26 +84,79 @@ fn times_move_with_a_clock_that_is_corrected() {
     writer.write(is_ahead, &mut reconciler, &shared_state);
     let at = || StoreReader::open(folder.path()).unwrap().events(&Query::default()).unwrap()[3].at();
     assert_eq!(at(), recorded);
-    writer.write(now.plus(Duration::from_secs(1)), &mut reconciler, &shared_state);
+    let set = now.plus(Duration::from_secs(1));
+    writer.apply_clock(set, &mut reconciler);
+    writer.write(set, &mut reconciler, &shared_state);
     assert!((at() - (recorded - day)).abs() < 1.0, "{} is not {}", at(), recorded - day);
     let older = StoreReader::open(folder.path()).unwrap().events(&Query::default()).unwrap();
     assert_eq!(older[..3].iter().map(LedgerEvent::at).collect::<Vec<_>>(), [1.0, 2.0, 3.0]);
 }
 
 #[test]
-fn event_from_the_future_is_moved_to_now_and_hides_no_later_one() {
+fn step_forward_moves_nothing_that_a_paused_machine_recorded() {
     let folder = ledger_with_backlog();
-    let now = Timestamp::now();
+    let (now, shared_state) = (Timestamp::hours_after_boot(30), SharedState::default());
+    let (mut writer, state) = LedgerWriter::open(&settings(folder.path()), now).unwrap();
+    let mut reconciler = reconciler(&state, now);
+    let exit = Exit { id: 4, at: now.unix_seconds(), reason: Some(ExitReason::Error), ..Exit::default() };
+    writer.pending.put_event(LedgerEvent::Exit(exit));
+    writer.write(now, &mut reconciler, &shared_state);
+    writer.apply_clock(now.with_wall_moved(7_200_000), &mut reconciler);
+    writer.write(now.with_wall_moved(7_200_000), &mut reconciler, &shared_state);
+    let events = StoreReader::open(folder.path()).unwrap().events(&Query::default()).unwrap();
+    assert_eq!(events[3].at(), now.unix_seconds());
+}
+
+/// A ledger with an event of a clock that was a year ahead, and a later one.
+fn ledger_with_future(now: Timestamp) -> tempfile::TempDir {
+    let folder = ledger_with_backlog();
     let mut store = Store::open(folder.path(), Duration::ZERO).unwrap().store;
     let mut batch = WriteBatch::default();
     batch.put_event(LedgerEvent::Exit(Exit { id: 4, at: now.unix_seconds() + 3e7, ..Exit::default() }));
     batch.put_event(LedgerEvent::Exit(Exit { id: 5, at: now.unix_seconds() - 60.0, ..Exit::default() }));
     store.commit(&batch).unwrap();
-    drop(store);
-    let (_writer, _) = LedgerWriter::open(&settings(folder.path()), now).unwrap();
-    let events = StoreReader::open(folder.path()).unwrap().events(&Query::default()).unwrap();
-    let moved = events.iter().find(|event| event.id() == 4).unwrap();
-    assert_eq!(moved.at(), now.unix_seconds());
+    folder
+}
+
+/// Returns the time of the event from the future after a start and half an hour.
+fn future_after_half_an_hour(folder: &Path, start: Timestamp) -> f64 {
+    let (mut writer, state) = LedgerWriter::open(&settings(folder), start).unwrap();
+    let mut reconciler = reconciler(&state, start);
+    for minutes in 0..30 {
+        let now = start.plus(Duration::from_secs(60 * minutes));
+        writer.write(now, &mut reconciler, &SharedState::default());
+    }
+    let events = StoreReader::open(folder).unwrap().events(&Query::default()).unwrap();
+    events.iter().find(|event| event.id() == 4).unwrap().at()
+}
+
+#[test]
+fn event_from_the_future_is_moved_to_now_a_day_after_the_boot() {
+    let now = Timestamp::hours_after_boot(30);
+    let folder = ledger_with_future(now);
+    let moved = future_after_half_an_hour(folder.path(), now);
+    assert!((0.0..1_800.0).contains(&(moved - now.unix_seconds())), "{moved}");
+}
+
+/// Without a network the clock of a host may be hours behind, and nobody sets it.
+#[test]
+fn clock_of_a_host_that_was_just_booted_moves_and_removes_nothing() {
+    let now = Timestamp::hours_after_boot(1);
+    let folder = ledger_with_future(now);
+    assert_eq!(future_after_half_an_hour(folder.path(), now), now.unix_seconds() + 3e7);
+    let years_ahead = now.with_wall_moved(5 * 365 * 86_400_000);
+    future_after_half_an_hour(folder.path(), years_ahead);
+    assert_eq!(StoreReader::open(folder.path()).unwrap().events(&Query::default()).unwrap().len(), 5);
+}
+
+#[test]
+fn start_with_a_clock_that_is_behind_changes_no_time() {
+    let now = Timestamp::hours_after_boot(30);
+    let folder = ledger_with_future(now);
+    let behind = now.with_wall_moved(-26 * 365 * 86_400_000);
+    let at = future_after_half_an_hour(folder.path(), behind);
+    assert_eq!(at, now.unix_seconds() + 3e7);
+    assert_eq!(StoreReader::open(folder.path()).unwrap().events(&Query::default()).unwrap().len(), 5);
 }
 
 #[test]

@@ -207,7 +207,7 @@ fn each_run_of_a_restart_loop_while_down_has_its_own_kill_and_reason() {
     let known = story.store.contents.containers.get(&id('a')).expect("the container");
     assert_eq!(known.all_runs().count(), 5, "the older ones are dropped");
     let at = story.at(begin(3) + 0.55).unix_seconds();
-    let run = known.run_of_kill(&Interval::at(at), at, None);
+    let run = known.run_of_kill(&Interval::at(at), at, None, |_| false);
     assert!(run.is_none(), "a kill of a dropped run is of none of the others");
 }
 

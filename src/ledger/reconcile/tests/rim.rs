@@ -81,7 +81,7 @@ fn child_whose_container_runs_on_is_settled_once_it_is_gone() {
     story.cycle(10.0, &[('a', Some(0.1))], &[("docker", true)]);
     story.settle(13.0);
     assert_eq!(story.last_kill().victim, None, "its shell may still exit");
-    story.settle(14.1);
+    story.settle(15.1);
     assert_eq!(story.last_kill().victim, Some(Victim::Child));
 }
 
@@ -113,6 +113,26 @@ fn events_of_one_socket_do_not_hide_older_ones_of_another() {
 }
 
 #[test]
+fn events_that_a_runtime_repeats_of_a_forgotten_container_count_once() {
+    let mut story = Story::new();
+    let (docker, hours) = ([("docker", true)], 4.0 * 3_600.0);
+    story.event('a', 0.1, EventKind::Started);
+    story.cycle(0.9, &[('a', Some(0.1))], &docker);
+    story.end('a', 5.0, Some(1));
+    for at in [5.0, 9.0, hours] {
+        story.cycle(at, &[], &docker);
+        story.settle(at);
+    }
+    assert!(story.reconciler.containers.get(&id('a')).is_none(), "it is forgotten");
+    story.restart(hours + 10.0);
+    let since = story.reconciler.runtime_cursor("docker", "").expect("a cursor");
+    assert!(since > story.begin.unix_seconds() + hours - 100.0, "they are not requested");
+    story.late_event('a', 0.1, hours + 11.0, EventKind::Started);
+    story.settle(hours + 11.0);
+    assert_eq!((story.exits('a').len(), super::figures(&story.store.totals(), "a").restarts), (1, 0));
+}
+
+#[test]
 fn exit_shows_whether_a_stop_request_would_be_known() {
     for (runtime, connected, is_known) in
         [("docker", true, true), ("docker", false, false), ("podman", true, false), ("cri", true, false)]
@@ -135,8 +155,9 @@ fn request_may_be_unknown_if_the_runtime_was_connected_again_after_the_exit() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
     story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
-    story.cycle(1.9, &[('a', Some(0.1))], &[("docker", false)]);
     story.cycle(4.9, &[], &[("docker", true)]);
+    // between two cycles
+    story.reconciler.set_connection("docker", Some(story.begin.unix_seconds() + 4.5), std::iter::empty());
     story.late_event('a', 2.0, 5.0, EventKind::Ended { exit_code: Some(143), oom_flag: None });
     story.settle(5.0);
     story.settle(20.0);
@@ -270,11 +291,44 @@ fn program_without_a_runtime_has_ended_when_its_cgroup_has_no_process() {
     assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)]);
     let ended = story.exits('a')[0].at - story.begin.unix_seconds();
     assert!((3.0..3.1).contains(&ended), "{ended}");
-    for at in [30.0, 31.0] {
-        cycle(&mut story, at, &[80]);
+    for at in 30..100 {
+        cycle(&mut story, f64::from(at), &[80]);
     }
     assert!(story.reconciler.running("").any(|running| *running == id('a')), "a new run");
     assert_eq!(story.exits('a').len(), 1);
+    let restarts = super::figures(&story.store.totals(), id('a').short()).restarts;
+    assert_eq!(restarts, 1, "no runtime will name it");
+}
+
+/// Whose a kill is may wait for the record of another one.
+#[test]
+fn exit_names_a_kill_of_its_own_that_is_not_decided() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
+    story.kill_in('a', 1.0, 71);
+    story.kill(1.1, 900, None, ProcInfo::default());
+    story.settle(1.2);
+    story.end('a', 2.0, Some(1));
+    for at in [2.0, 5.5] {
+        story.settle(at);
+    }
+    let (exit, kill) = (story.exits('a')[0].clone(), story.store.kills().find(|kill| kill.pid == Some(71)));
+    assert_eq!(exit.reason, Some(ExitReason::Error));
+    assert!(exit.may_be.contains(&kill.expect("the kill").id), "{exit:?}");
+}
+
+#[test]
+fn empty_cgroup_that_was_left_writes_nothing() {
+    let mut story = Story::new();
+    story.usage = with_processes(vec![]);
+    for at in 1..130 {
+        let at = f64::from(at);
+        story.cycle_as(at, &[('a', None)], &[], |letter| id(letter).short().to_owned());
+        let (changes, _) = story.reconciler.settle(story.at(at));
+        assert!(at < 2.0 || changes.is_empty(), "{at}: {changes:?}");
+        story.store.commit(changes);
+    }
 }
 
 #[test]
@@ -323,12 +377,75 @@ fn times_from_the_future_end_with_the_clock_that_is_corrected() {
     story.kill_in('a', 1.0, 71);
     story.settle(1.0);
     let shown = |story: &Story| super::figures(&story.store.totals(), "a").last_kill.expect("a kill");
-    let later = story.at(2.0).with_wall_moved(-86_400_000);
-    assert!(shown(&story) > later.unix_seconds() + 80_000.0);
-    story.reconciler.move_times(-86_400.0, later);
-    let (changes, _) = story.reconciler.settle(later);
-    story.store.commit(changes);
-    assert!(shown(&story) <= later.unix_seconds(), "an alert on it would never end");
+    story.set_clock(2.0, -86_400_000);
+    assert!(shown(&story) > story.at(2.0).unix_seconds() + 80_000.0);
+    story.settle(2.0);
+    assert!(shown(&story) <= story.at(2.0).unix_seconds(), "an alert on it would never end");
+}
+
+/// The exit was reported before the clock was set back, and the kernel's record is read after it.
+#[test]
+fn exit_is_that_of_its_kill_although_the_clock_was_set_between_them() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
+    story.end('a', 5.1, KILLED);
+    story.settle(5.2);
+    story.set_clock(5.5, -600_000);
+    story.cycle(5.9, &[], &[("docker", true)]);
+    let context = OomContext { task_cgroups: vec![path('a')], ..OomContext::default() };
+    let lines =
+        vec![(Line::Context(context), ProcInfo::default()), (Line::Killed(killed(71)), ProcInfo::default())];
+    story.log_read(5.0, 6.0, lines);
+    for at in [6.0, 9.0, 20.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer)]);
+    assert_eq!(story.last_kill().victim, Some(Victim::Main));
+    // Docker goes on to report the times of its start and its end as they were
+    let was = 600.0;
+    story.event('a', was + 0.1, EventKind::Running { pid: None });
+    story.end('a', was + 5.1, KILLED);
+    story.settle(30.0);
+    assert_eq!(story.exits('a').len(), 1);
+}
+
+/// The log of the container was read while it was started again.
+#[test]
+fn exit_names_no_kill_of_the_next_run() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
+    story.reconciler.set_logs_being_read([id('a')].into());
+    story.end('a', 10.0, Some(1));
+    story.event('a', 10.1, EventKind::Started);
+    story.settle(10.2);
+    story.kill_in('a', 11.0, 71);
+    for at in [11.0, 13.2, 30.0] {
+        story.settle(at);
+    }
+    assert_eq!((story.reasons('a'), &story.exits('a')[0].may_be), (vec![Some(ExitReason::Error)], &vec![]));
+}
+
+/// A cycle a minute later does not show when the victim was gone.
+#[test]
+fn long_interval_makes_no_kill_of_a_child_the_end() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.late_event('a', 0.1, 0.1, running(70));
+    story.usage = with_processes(vec![process(70, 1, false), process(71, 70, true)]);
+    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
+    story.kill_in('a', 1.0, 71);
+    story.settle(1.0);
+    story.cycle(1.2, &[('a', Some(0.1))], &[("docker", true)]);
+    story.usage = with_processes(vec![process(70, 1, false)]);
+    story.cycle(61.2, &[('a', Some(0.1))], &[("docker", true)]);
+    story.settle(61.2);
+    story.end('a', 64.0, KILLED);
+    for at in [64.0, 70.0, 90.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Killed)]);
 }
 
 #[test]

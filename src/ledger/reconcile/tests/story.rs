@@ -1,10 +1,12 @@
 //! Builds single scenarios. Times are seconds since their start.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{MemoryStore, figures};
-use crate::clock::Timestamp;
+use crate::clock::{ClockStep, Timestamp};
 use crate::collect::cgroup_oom_events::CounterReading;
 use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::config::Filter;
@@ -36,6 +38,8 @@ pub struct Story {
     pub drift: f64,
     filter: Filter,
     boot: (String, f64),
+    /// The connected runtimes, with when they were connected.
+    connected: BTreeMap<&'static str, f64>,
     clock: LogClock,
     /// The lines of the current block.
     pub block: KillAssembler,
@@ -85,6 +89,7 @@ impl Story {
             drift,
             filter,
             boot,
+            connected: BTreeMap::new(),
             clock,
             block: KillAssembler::default(),
             lines: 0,
@@ -95,6 +100,16 @@ impl Story {
 
     pub fn at(&self, seconds: f64) -> Timestamp {
         self.begin.plus(Duration::from_secs_f64(seconds))
+    }
+
+    /// Sets the wall clock; times from then on are by the new one.
+    pub fn set_clock(&mut self, seconds: f64, by_millis: i64) {
+        let before = self.at(seconds);
+        self.begin = self.begin.with_wall_moved(by_millis);
+        if let Some(step) = ClockStep::between(before, self.at(seconds)) {
+            self.reconciler.correct_times(&step);
+            self.store.events.values_mut().for_each(|event| event.correct_times(&step));
+        }
     }
 
     pub fn settle(&mut self, seconds: f64) {
@@ -230,6 +245,15 @@ impl Story {
         runtimes: &[(&'static str, bool)],
         name: impl Fn(char) -> String,
     ) {
+        for (runtime, is_up) in runtimes {
+            if *is_up {
+                self.connected.entry(runtime).or_insert(self.begin.unix_seconds() + at);
+            } else {
+                self.connected.remove(runtime);
+            }
+            let live = is_up.then_some(Path::new("")).into_iter();
+            self.reconciler.set_connection(runtime, self.connected.get(runtime).copied(), live);
+        }
         let handed = self.report(at, running, runtimes, name);
         self.reconciler.apply_cycle(self.at(at), &handed);
     }

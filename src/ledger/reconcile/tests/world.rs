@@ -338,9 +338,7 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
             logged = (logged + 1).max(kill.at + kill.trace.log_lag);
             kill.logged = logged;
         }
-        if complete {
-            world.log_before_exits();
-        }
+        world.log_before_exits();
         world.repeat_chosen_victims();
         world.separate_skipped();
         world.apply_rate_limit(complete);
