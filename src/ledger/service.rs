@@ -300,6 +300,11 @@ impl LedgerService {
     fn step_ledger(&mut self, now: Timestamp, ledger: &mut OpenLedger) -> (bool, bool) {
         let OpenLedger { reconciler, writer } = ledger;
         writer.apply_clock(now, reconciler);
+        // before the cycles and events, which name the containers of these errors; and who may still report one before the errors
+        let connected = self.reporter.as_ref().map(|reporter| reporter.connected()).unwrap_or_default();
+        let being_read = self.logs.as_ref().map(|logs| logs.reading()).unwrap_or_default();
+        let mut cuda_ooms = self.reporter.as_ref().map(|reporter| reporter.take_ooms()).unwrap_or_default();
+        cuda_ooms.extend(self.logs.iter().flat_map(|logs| logs.take_ooms()));
         let reports = self.shared_state.take_cycles();
         for source in self.sources.iter().filter(|_| self.config.oom.runtime) {
             let state = source.lock();
@@ -323,17 +328,9 @@ impl LedgerService {
             reconciler.apply_vmstat(Timestamp::now(), counted);
         }
         reconciler.add_gpu_errors(self.shared_state.take_gpu_errors());
-        if let Some(reporter) = &self.reporter {
-            // before the errors, of which none comes after the end of a connection; only pending exits need it
-            let connected = if reconciler.has_pending() { reporter.connected() } else { HashSet::new() };
-            reconciler.add_cuda_ooms(Timestamp::now(), reporter.take_ooms());
-            reconciler.set_connected(connected);
-        }
-        if let Some(logs) = &self.logs {
-            let reading = logs.reading(); // before the errors, of which none comes after the end of a log
-            reconciler.add_cuda_ooms(Timestamp::now(), logs.take_ooms());
-            reconciler.set_logs_being_read(reading);
-        }
+        reconciler.add_cuda_ooms(Timestamp::now(), cuda_ooms);
+        reconciler.set_connected(connected);
+        reconciler.set_logs_being_read(being_read);
         (writer.write(now, reconciler, &self.shared_state), counted.is_some())
     }
 
