@@ -209,5 +209,11 @@ if [[ $tier == all ]] && ((!$#)); then
 fi
 phase ''
 cp "$work/results" "$target/test-results/$tier"
+# what a runner's machine keeps is only this output
+for file in "$flaky"/*; do
+  [[ -e $file ]] || continue
+  printf '\nthe end of what %s printed when it failed:\n' "$(basename "$file")"
+  tail -n 20 "$file" | cut -c1-600
+done
 results summary "$SECONDS" "$work/results"
 ! has_failed
