@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::Reconciler;
 use super::cgroup_counters::Count;
 use super::decide::EXIT_WINDOW;
+use super::owner::PendingKill;
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, PathOwner};
 use crate::events::Evidence;
@@ -242,10 +243,18 @@ impl Reconciler {
                 continue;
             }
             let is_attributed = |run: &Run| {
-                let is_its = |container: Option<&ContainerId>, number: Option<u32>| {
-                    container == Some(id) && number.is_none_or(|number| number == run.number)
+                // which of its runs a kill ended may be a guess
+                let window = Interval::new(run.begin().unwrap_or(f64::MIN), run.ended.unwrap_or(f64::MAX));
+                let of_pending = |kill: &PendingKill| {
+                    kill.container.as_ref() == Some(id)
+                        && (kill.run.is_none_or(|number| number == run.number)
+                            || kill.happened.overlaps(&window))
                 };
-                self.pending.iter().any(|kill| is_its(kill.container.as_ref(), kill.run))
+                let mut settled = self.settled_victims.iter();
+                self.pending.iter().any(of_pending)
+                    || settled.any(|(_, container, happened)| {
+                        container.as_ref() == Some(id) && happened.overlaps(&window)
+                    })
             };
             let runs = state.all_runs().filter(|run| run.kills == 0 && !is_attributed(run));
             for run in runs.filter(|run| run.is_sigkill_unexplained()) {

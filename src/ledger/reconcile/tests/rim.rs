@@ -458,3 +458,27 @@ fn kill_without_a_runtime_names_its_container_at_once() {
     assert_eq!((&*owner.container_id, &*owner.identity.name), (id('a').as_str(), id('a').short()));
     assert!(kill.victim.is_none() && !LedgerEvent::OomKill(kill.clone()).settled(), "the rest is undecided");
 }
+
+/// After a pause the time of a record is known to some seconds, so the kill of one run may be placed in the next.
+#[test]
+fn kill_without_a_record_is_not_that_of_a_container_whose_kills_are_all_known() {
+    let mut story = Story::new();
+    story.drift = 0.2;
+    story.reconciler.apply_vmstat(story.at(0.0), 0);
+    for (from, to) in [(2.5, 2.9), (3.0, 3.4)] {
+        story.late_event('a', from, 9.0, EventKind::Started);
+        story.late_event('a', to, 9.0, EventKind::Ended { exit_code: KILLED, oom_flag: Some(true) });
+    }
+    let record = |pid: u32| {
+        let context = OomContext { task_cgroups: vec![path('a')], ..OomContext::default() };
+        vec![(Line::Context(context), ProcInfo::default()), (Line::Killed(killed(pid)), ProcInfo::default())]
+    };
+    story.log_read_together(9.0, vec![(2.8, record(71)), (3.3, record(72))]);
+    for at in [9.0, 10.0, 12.0, 15.0, 20.0, 30.0] {
+        story.log(at, vec![]);
+        story.reconciler.apply_vmstat(story.at(at), 3);
+        story.settle(at);
+    }
+    let (main, child) = story.counted("a");
+    assert_eq!((main + child, story.store.total(Total::Unattributed)), (2, 1));
+}
