@@ -13,7 +13,7 @@ const MIN_SUSPEND: Duration = Duration::from_millis(500);
 pub const MIN_CLOCK_STEP: f64 = 60.0;
 /// There was no memledger before 2026: an older Unix time is that of a wrong clock, and says nothing of an age.
 pub const EARLIEST_TIME: f64 = 1_767_225_600.0;
-/// So long after the boot a clock that nobody has set is taken for right.
+/// A wall clock that was not set for so long after the boot is taken as right.
 const CLOCK_RIGHT_AFTER: Duration = Duration::from_secs(86_400);
 /// The time of the boot is known to this many seconds.
 const BOOT_TOLERANCE: f64 = 1.0;
@@ -75,8 +75,8 @@ impl Timestamp {
         offset(*self) - offset(earlier)
     }
 
-    /// Returns true if the wall clock can be believed: it was not set since `earlier`, and the machine has been up for so long that
-    /// somebody would have set it.
+    /// Returns true if the wall clock is taken as right: it was not set since `earlier`, and the machine was booted at least a day ago.
+    /// Until then a host without a network may have the time of an inaccurate hardware clock.
     pub fn is_likely_right(&self, earlier: Timestamp) -> bool {
         self.unix_seconds() > EARLIEST_TIME
             && self.monotonic + self.suspended > CLOCK_RIGHT_AFTER

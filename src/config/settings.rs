@@ -198,7 +198,7 @@ settings! {
     struct StateSettings {
         /// Directory of the ledger of OOM kills and exits. Empty: keep it in memory only, and lose it on exit.
         path: Option<PathBuf> = path("state.path", &["/var/lib/memledger"]);
-        /// How long the ledger keeps events, 1h to 87840h. The counters keep counting them.
+        /// How long the ledger keeps events, 1h to 87840h; from a day after the boot on, before which the clock may be wrong. The counters keep counting them.
         retention: Duration = duration("state.retention", &["2160h"], HOUR, 3660 * DAY);
         /// Maximum size of the ledger; beyond it the oldest events are removed. At least 1MiB.
         max_size_bytes: u64 = setting("state.max-size", ("SIZE", "a size such as 512KiB, 64MiB or 1GiB"), &["64MiB"], |text| size(text, 1 << 20));

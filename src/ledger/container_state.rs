@@ -61,7 +61,7 @@ pub struct ContainerState {
     pub(super) settings: Vec<(Arc<str>, Arc<str>)>,
     /// Starts that are not counted yet: it had no name.
     pub(super) uncounted_starts: u32,
-    /// Since when it has such.
+    /// When the first of them was noticed.
     #[serde(skip)]
     pub(super) uncounted_since: Option<Timestamp>,
 }

@@ -315,7 +315,7 @@ fn event_id(parts: &[&str]) -> u64 {
 pub struct Addition {
     /// Events that the ledger does not have. The kills that they name have the ids of the ledger.
     pub events: Vec<LedgerEvent>,
-    /// Ids of gaps in the ledger whose records are among them, with the ids of these.
+    /// By the id of a kill without a record in the ledger, the id of the kill among `events` that has its record.
     pub replaced: HashMap<u64, u64>,
 }
 
@@ -421,8 +421,8 @@ pub fn rename_kills(event: &mut LedgerEvent, ids: &HashMap<u64, u64>) {
     }
 }
 
-/// Returns the ids of gaps in a ledger whose records the host has, with the ids of these: memledger could not read the kernel log, and
-/// this process can.
+/// Returns, by the id of a kill without a record in a ledger, the id of the kill of the host that has its record: memledger could not
+/// read the kernel log, and this process can.
 fn replaced_gaps<'a>(
     ledger: &[LedgerEvent],
     found: impl Iterator<Item = &'a LedgerEvent>,

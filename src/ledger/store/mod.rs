@@ -44,7 +44,7 @@ pub const FILE: &str = "ledger.sqlite3";
 /// Suffixes of files that were moved aside.
 const DAMAGED: &str = "corrupt";
 const OLDER: &str = "older";
-/// Number of events whose times are corrected at once.
+/// Maximum number of events that a correction of times reads into memory at once.
 const CORRECTED_AT_ONCE: i64 = 100;
 
 /// Selects events.

@@ -138,7 +138,7 @@ fn event_from_the_future_is_moved_to_now_a_day_after_the_boot() {
     assert!((0.0..1_800.0).contains(&(moved - now.unix_seconds())), "{moved}");
 }
 
-/// Without a network the clock of a host may be hours behind, and nobody sets it.
+/// Without a network a host keeps the time of its hardware clock, which may be hours behind.
 #[test]
 fn clock_of_a_host_that_was_just_booted_moves_and_removes_nothing() {
     let now = Timestamp::hours_after_boot(1);

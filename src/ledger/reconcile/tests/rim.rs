@@ -28,13 +28,7 @@ fn with_processes(processes: Vec<ProcessUsage>) -> ContainerUsage {
 
 /// A trainer behind a shell, which takes so many seconds until it is gone; the shell exits 0.2 s after it.
 fn teardown(seconds: f64) -> Story {
-    let mut story = Story::new();
-    let docker = [("docker", true)];
-    story.event('a', 0.1, EventKind::Started);
-    story.late_event('a', 0.1, 0.1, running(70));
-    story.usage = with_processes(vec![process(70, 1, false), process(71, 70, true)]);
-    story.cycle(0.9, &[('a', Some(0.1))], &docker);
-    story.kill_in('a', 1.0, 71);
+    let (mut story, docker) = (killed_child(), [("docker", true)]);
     let gone = 1.0 + seconds;
     let mut at = 1.1;
     while at < gone {
@@ -64,14 +58,20 @@ fn trainer_that_takes_seconds_to_be_gone_ended_its_container() {
     }
 }
 
-#[test]
-fn child_whose_container_runs_on_is_settled_once_it_is_gone() {
+/// A shell with a child that is killed one second after the begin.
+fn killed_child() -> Story {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
     story.late_event('a', 0.1, 0.1, running(70));
     story.usage = with_processes(vec![process(70, 1, false), process(71, 70, true)]);
     story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
     story.kill_in('a', 1.0, 71);
+    story
+}
+
+#[test]
+fn child_whose_container_runs_on_is_settled_once_it_is_gone() {
+    let mut story = killed_child();
     for at in [1.1, 6.0, 9.0] {
         story.cycle(at, &[('a', Some(0.1))], &[("docker", true)]);
         story.settle(at);
@@ -430,12 +430,7 @@ fn exit_names_no_kill_of_the_next_run() {
 /// A cycle a minute later does not show when the victim was gone.
 #[test]
 fn long_interval_makes_no_kill_of_a_child_the_end() {
-    let mut story = Story::new();
-    story.event('a', 0.1, EventKind::Started);
-    story.late_event('a', 0.1, 0.1, running(70));
-    story.usage = with_processes(vec![process(70, 1, false), process(71, 70, true)]);
-    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
-    story.kill_in('a', 1.0, 71);
+    let mut story = killed_child();
     story.settle(1.0);
     story.cycle(1.2, &[('a', Some(0.1))], &[("docker", true)]);
     story.usage = with_processes(vec![process(70, 1, false)]);
