@@ -70,7 +70,7 @@ impl Registry {
             Some(tree) => tree.refresh(now),
             None => (false, Ok(())),
         };
-        let (mut records, mut sandboxes) = (HashMap::new(), HashSet::new());
+        let (mut records, mut sandboxes, mut uncertain) = (HashMap::new(), HashSet::new(), HashSet::new());
         let mut short_lived = Vec::new();
         let mut connections = Vec::new();
         for (rank, source) in self.sources.iter().enumerate() {
@@ -93,7 +93,11 @@ impl Registry {
             records
                 .extend(state.running.values().map(|record| (record.id.clone(), (rank, with_gpus(record)))));
             sandboxes.extend(state.sandboxes.iter().cloned());
+            uncertain.extend(state.uncertain.iter().cloned());
         }
+        let candidates = self.tree.as_ref().map_or(&[][..], CgroupTree::candidates);
+        uncertain.retain(|id| !candidates.iter().any(|candidate| candidate.id == *id));
+        records.retain(|id, _| !uncertain.contains(id));
         // with cri-dockerd, Docker lists sandboxes as containers
         records.retain(|id, _| !sandboxes.contains(id));
         short_lived.retain(|record| !sandboxes.contains(&record.id));
@@ -427,6 +431,25 @@ mod tests {
         let inventory = registry.refresh(Timestamp::now()).0.inventory;
         let all: Vec<_> = inventory.containers.iter().map(|c| (c.runtime, &*c.identity.name)).collect();
         assert_eq!(all, [("cri", "main")]);
+    }
+
+    /// Kubernetes lists a container in state Unknown for as long as its pod is there.
+    #[test]
+    fn container_whose_runtime_lost_it_runs_only_with_a_cgroup() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(folder.path().join("kubepods/podu").join("a".repeat(64))).unwrap();
+        let hierarchy =
+            Hierarchy { version: crate::discover::Version::V2, root: folder.path().to_path_buf() };
+        let cri = RuntimeState::new("cri", Arc::default());
+        cri.set_connection(ConnectionState::Up);
+        for id in ['a', 'b', 'c'] {
+            cri.add_running(record(id, "cri", &id.to_string()));
+        }
+        cri.set_uncertain(['a', 'b'].map(|id| record(id, "cri", "").id).into());
+        let mut registry = Registry::new(Filter::default(), vec![cri], Some(&hierarchy));
+        let inventory = registry.refresh(Timestamp::now()).0.inventory;
+        let names: Vec<_> = inventory.containers.iter().map(|c| &*c.identity.name).collect();
+        assert_eq!(names, ["a", "c"]);
     }
 
     #[test]

@@ -54,6 +54,8 @@ pub struct RuntimeData {
     pub generation: u64,
     /// Running containers by id.
     pub running: HashMap<ContainerId, ContainerRecord>,
+    /// Those of which the runtime does not know whether they run: only a cgroup shows that they do.
+    pub uncertain: HashSet<ContainerId>,
     /// Sandboxes of pods, which have a cgroup and an id but are not containers.
     pub sandboxes: HashSet<ContainerId>,
     /// GPUs that the kubelet allocated to containers of pods.
@@ -79,6 +81,7 @@ impl RuntimeState {
             connected_at: None,
             generation: 0,
             running: HashMap::new(),
+            uncertain: HashSet::new(),
             sandboxes: HashSet::new(),
             allocations: Allocations::default(),
             ended: vec![],
@@ -131,6 +134,13 @@ impl RuntimeState {
             state.running.remove(id);
         }
         state.generation += u64::from(state.running.len() != before);
+    }
+
+    /// Sets the containers of which the runtime does not know whether they run.
+    pub fn set_uncertain(&self, ids: HashSet<ContainerId>) {
+        let mut state = self.lock();
+        state.generation += u64::from(state.uncertain != ids);
+        state.uncertain = ids;
     }
 
     /// Counts a response about `what` that was rejected as too large, and logs the first for each, up to [`MAX_LOGGED`].

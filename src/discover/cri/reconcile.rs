@@ -128,13 +128,16 @@ impl<'a> CriReconciler<'a> {
     fn apply(&mut self, containers: &[Container], responses: &HashMap<String, CriStatus>, now: Timestamp) {
         self.apply_sandboxes(now);
         let mut runtime_events = Vec::new();
-        let (mut there, mut running) = (HashSet::new(), HashSet::new());
+        let (mut there, mut running, mut uncertain) = (HashSet::new(), HashSet::new(), HashSet::new());
         for container in containers {
             let id = ContainerId::new(&container.id);
             there.insert(id.clone());
             // containerd lost the shim of a container in state Unknown; its processes may still run
             if matches!(container.state(), ContainerState::Running | ContainerState::Unknown) {
                 running.insert(id.clone());
+            }
+            if container.state() == ContainerState::Unknown {
+                uncertain.insert(id.clone());
             }
             let sandbox = self.pods.get(&container.pod_sandbox_id);
             let Some(record) = record(container, sandbox, self.filter) else { continue };
@@ -165,6 +168,7 @@ impl<'a> CriReconciler<'a> {
         }
         self.report_removed(&there, now, &mut runtime_events);
         self.remove_not_running(&running);
+        self.source.set_uncertain(uncertain);
         self.resume.has_list = true;
         runtime_events.sort_by(|one, other| one.at.total_cmp(&other.at));
         self.source.publish(runtime_events);

@@ -57,7 +57,8 @@ impl Watcher<'_> {
             labels_match: self.filter.labels_match(&labels),
             reads_log: self.filter.reads_log(&labels),
         };
-        if state.running != Some(true) {
+        // while it waits for its restart Docker calls it running, without a process
+        if state.running != Some(true) || state.restarting == Some(true) {
             return InspectResult::Stopped {
                 named: record.details(),
                 exit_code: state.exit_code,
@@ -127,9 +128,10 @@ fn is_to_compute(capabilities: &[String]) -> bool {
     has("gpu") && !only_watches
 }
 
-/// Returns whether a listed container may run: also while it is paused or waits for a restart.
+/// Returns whether a listed container may run: also while it is paused, but not while it waits for its restart.
 pub fn may_run(listed: &ContainerSummary) -> bool {
-    !matches!(listed.state, Some(State::CREATED | State::EXITED | State::REMOVING | State::DEAD))
+    use State::{CREATED, DEAD, EXITED, REMOVING, RESTARTING};
+    !matches!(listed.state, Some(CREATED | EXITED | REMOVING | DEAD | RESTARTING))
 }
 
 /// Returns whether a listed container started less than two minutes ago, by the text for people in the list.

@@ -285,6 +285,28 @@ mod tests {
         (state.running.len(), state.ended.len())
     }
 
+    /// Docker calls a container running while its restart policy waits, for up to a minute.
+    #[test]
+    fn container_that_waits_for_its_restart_does_not_run() {
+        let inspect = r#"{"Id": "a", "Name": "/train", "State": {"Status": "restarting", "Running": true, "Restarting": true,
+            "Pid": 0, "ExitCode": 7, "StartedAt": "2026-11-26T10:00:00Z", "FinishedAt": "2026-11-26T10:00:01Z"}}"#;
+        let source = RuntimeState::new("docker", Arc::default());
+        watcher_on(&source, |watcher| {
+            let inspected = watcher.parse_inspect(serde_json::from_str(inspect).unwrap());
+            assert!(
+                matches!(
+                    inspected,
+                    convert::InspectResult::Stopped { exit_code: Some(7), finished: Some(_), .. }
+                ),
+                "{inspected:?}"
+            );
+        });
+        let listed = r#"[{"Id": "a", "Names": ["/train"], "State": "restarting"},
+            {"Id": "b", "Names": ["/other"], "State": "paused"}]"#;
+        let listed: Vec<bollard::models::ContainerSummary> = serde_json::from_str(listed).unwrap();
+        assert_eq!(listed.iter().map(convert::may_run).collect::<Vec<_>>(), [false, true]);
+    }
+
     pub(super) fn started_at(started: f64) -> ContainerRecord {
         ContainerRecord {
             id: ContainerId::new("a"),
