@@ -13,6 +13,10 @@ use crate::host::{capabilities, signals};
 /// service of memledger. Not the address space: drivers reserve far more of that than they use.
 const MAX_DATA_BYTES: u64 = 96 << 20;
 
+/// Maximum number of open files. The driver needs some dozens per GPU; libraries that it loads allocate for as many as the limit permits, and
+/// container runtimes permit a million or more.
+const MAX_OPEN_FILES: u64 = 1_024;
+
 /// Serves the requests that arrive at standard input.
 pub fn run() -> ExitCode {
     let restricted = restrict();
@@ -35,6 +39,7 @@ fn restrict() -> std::io::Result<()> {
     let _ = rustix::thread::set_name(c"memledger-nvml"); // for people who list processes
     signals::ignore_signals_of_parent();
     limit(Resource::Data, MAX_DATA_BYTES)?;
+    limit(Resource::Nofile, MAX_OPEN_FILES)?;
     limit(Resource::Core, 0)?; // a crash loop must not fill a disk
     if let Err(error) = capabilities::drop_capabilities_of_nvml_process() {
         eprintln!("memledger: the NVML process keeps capabilities: {error}"); // as memledger itself does then

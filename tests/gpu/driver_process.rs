@@ -80,6 +80,7 @@ fn only_the_process_loads_the_library_and_it_is_restricted() {
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
     let limit = |name: &str| limits.lines().find(|line| line.starts_with(name)).expect("a limit").to_owned();
     assert!(limit("Max data size").contains(&(96 * MIB).to_string()), "{limits}");
+    assert!(limit("Max open files").contains(" 1024 "), "{limits}");
     assert!(limit("Max core file size").contains(" 0 "), "{limits}");
     // without the pages of the program, which it shares with memledger
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();

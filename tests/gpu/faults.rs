@@ -331,6 +331,46 @@ fn unreadable_process_list_makes_sums_absent() {
     }
 }
 
+#[test]
+fn gpu_that_waits_for_a_reset_is_lost() {
+    let mut state = gpus(&[GIB, GIB]);
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[]);
+    await_value(&memledger, "memledger_gpus_visible", &[], 2);
+    let memory = ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"];
+    state.gpus[1].errors.extend(memory.map(|symbol| (symbol.to_owned(), 16))); // reset required
+    driver.set(&state);
+    let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 1);
+    assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0);
+    assert_eq!(metrics.get(USED, &[("gpu", "1")]), None);
+}
+
+/// Error codes of newer drivers, as *deprecated*.
+#[test]
+fn call_that_the_driver_has_dropped_is_not_supported() {
+    let container = TestCgroup::container();
+    let python = process_in(&container);
+    let mut state = gpus(&[4 * GIB]);
+    state.gpus[0].processes = vec![Process::compute(python.pid(), Some(GIB))];
+    let drop = |state: &mut State, list: &str| {
+        let versions =
+            ["", "_v2", "_v3"].map(|version| format!("nvmlDeviceGet{list}RunningProcesses{version}"));
+        state.gpus[0].errors.extend(versions.map(|symbol| (symbol, 26)));
+    };
+    for list in ["Graphics", "MPSCompute"] {
+        drop(&mut state, list);
+    }
+    let driver = Driver::new(&state);
+    let memledger = driver.memledger(&[&container]);
+    let metrics = await_value(&memledger, OF_CONTAINER, &[], GIB);
+    let errors = [("collector", "gpu"), ("reason", "io")];
+    assert_eq!(metrics.value("memledger_collector_read_errors_total", &errors), 0.0);
+    drop(&mut state, "Compute");
+    driver.set(&state);
+    let metrics = await_value(&memledger, UNATTRIBUTED, &[], 4 * GIB);
+    assert_eq!(metrics.get(OF_CONTAINER, &[]), None, "unknown is not zero");
+}
+
 /// A random number generator without a dependency; its seed is printed when a state fails.
 struct Random(u64);
 

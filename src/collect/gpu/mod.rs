@@ -84,7 +84,8 @@ impl Collector for GpuCollector {
         if self.is_expected(context.host_paths) {
             self.driver_release.expect_driver();
         }
-        let is_starting = taken.is_starting(context.now, self.settings.deadline);
+        let is_starting =
+            taken.is_starting(context.now, self.settings.deadline * supervisor::FIRST_READING_FACTOR);
         let is_released = self.driver_release.remaining(context.now).is_some();
         match self.export.export(taken, context, output) {
             true => CollectOutcome::Ok,

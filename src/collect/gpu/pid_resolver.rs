@@ -216,18 +216,13 @@ impl PidResolver {
         if pid == KTHREADD || stat.ppid == KTHREADD {
             return Ok(None);
         }
-        let comm = crate::parse::printable(&stat.comm);
         let known = match known {
             Some(known) if known.owner.start_ticks != stat.start_ticks => return self.read(pid), // the pid was reused
-            Some(mut known) => {
-                if *known.owner.comm != *comm {
-                    known.owner.comm = comm.into();
-                }
-                known
-            }
+            Some(known) => known, // with the name that it had first: some rename themselves for every task
             None => {
                 let cgroup = process_cgroup::read(&dir, self.cgroup_v1, &mut buffer)?.into();
-                let owner = ProcessOwner { start_ticks: stat.start_ticks, comm: comm.into(), cgroup };
+                let comm = crate::parse::printable(&stat.comm).into();
+                let owner = ProcessOwner { start_ticks: stat.start_ticks, comm, cgroup };
                 KnownPid { owner, pidfd, held: None }
             }
         };
@@ -358,6 +353,27 @@ mod tests {
             "a new process with its pid does not get this memory"
         );
         assert_eq!(read_errors, Vec::<&str>::new());
+    }
+
+    /// The name is a label of series: a program that renames itself for every task must not make new ones.
+    #[test]
+    fn process_keeps_the_name_that_it_had_first() {
+        let Some(mut resolver) = resolver() else { return };
+        let later = uptime_ticks(&HostPaths::default()).map(|ticks| ticks + 10);
+        let program = "import sys\nfor name in sys.stdin:\n open('/proc/self/comm', 'w').write(name.strip())\n print(flush=True)";
+        let mut python = std::process::Command::new("python3");
+        let piped = std::process::Stdio::piped;
+        let mut child = python.args(["-c", program]).stdin(piped()).stdout(piped()).spawn().expect("python3");
+        let (mut names, mut renamed) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut process = GpuProcess::new(child.id(), Some(1));
+        for name in ["first", "second"] {
+            std::io::Write::write_all(&mut names, format!("{name}\n").as_bytes()).unwrap();
+            std::io::Read::read_exact(&mut renamed, &mut [0]).unwrap();
+            resolver.resolve(std::iter::once(&mut process), later, &mut vec![]);
+            assert_eq!(process.owner.as_ref().map(|owner| &*owner.comm), Some("first"), "after {name}");
+        }
+        drop(names);
+        child.wait().unwrap();
     }
 
     #[test]

@@ -29,7 +29,7 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_s
 const RESET_FACTOR: u32 = 4;
 /// A process has this multiple of `--gpu.deadline` for its first reading: without persistence mode the driver initialises
 /// each GPU first, which takes seconds.
-const FIRST_READING_FACTOR: u32 = 12;
+pub const FIRST_READING_FACTOR: u32 = 12;
 /// Time for a call in progress, and for the shutdown of the library, before the process is killed.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum number of processes that cannot be killed. While there are as many, no other is started.

@@ -16,6 +16,9 @@ const FOLDERS: [&str; 5] = [
     "/usr/local/nvidia/lib64",
 ];
 
+/// NVML_ERROR_NOT_READY.
+const NOT_READY: u32 = 27;
+
 /// Loads and initialises the configured library, or the driver's own.
 ///
 /// # Errors
@@ -57,12 +60,19 @@ pub fn error_label(error: &NvmlError) -> &'static str {
 
 /// Returns true if a retry may succeed: the error is neither *not supported* nor a missing symbol.
 pub fn is_transient(error: &NvmlError) -> bool {
-    !matches!(error, NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound)
+    use NvmlError::{FailedToLoadSymbol, FunctionNotFound, NotSupported};
+    !matches!(error, NotSupported | FailedToLoadSymbol(_) | FunctionNotFound) && !is_dropped(error)
+}
+
+/// Returns true if the driver has the function no more, or in another version: an error of newer drivers, as *deprecated* (26), that the
+/// wrapper does not name.
+pub fn is_dropped(error: &NvmlError) -> bool {
+    matches!(error, NvmlError::UnexpectedVariant(code) if *code != NOT_READY)
 }
 
 /// Returns true if the device has fallen off the bus, or waits for a reset: no further call to it can succeed.
 fn is_device_error(error: &NvmlError) -> bool {
-    matches!(error, NvmlError::GpuLost)
+    matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired)
 }
 
 /// Returns true if the library must be reopened: the driver was unloaded or replaced.

@@ -7,7 +7,7 @@ use nvml_wrapper::error::NvmlError;
 
 use super::api_versions::ApiVersions;
 use super::ffi::{NvmlProcess, ProcessListKind};
-use super::library::{field, is_transient};
+use super::library::{field, is_dropped, is_transient};
 use crate::collect::gpu::types::GpuProcess;
 use crate::parse::MAX_GPU_MEMORY;
 
@@ -38,7 +38,9 @@ pub fn read(
     let mut is_layout_known = true;
     for list in ProcessListKind::ALL.into_iter().filter(|list| lists[*list as usize]) {
         let result = api_versions.processes(device, list);
-        if result.as_ref().is_err_and(is_transient) {
+        // the other lists alone would be a sum without those that compute
+        let is_lost = |error| is_dropped(error) && list == ProcessListKind::Compute;
+        if result.as_ref().is_err_and(|error| is_transient(error) || is_lost(error)) {
             has_failed = true;
             filled[list as usize] = true; // it may have an entry
         }
