@@ -79,13 +79,18 @@ impl Timestamp {
     /// Until then a host without a network may have the time of an inaccurate hardware clock.
     pub fn is_likely_right(&self, earlier: Timestamp) -> bool {
         self.unix_seconds() > EARLIEST_TIME
-            && self.monotonic + self.suspended > CLOCK_RIGHT_AFTER
+            && self.since_boot() > CLOCK_RIGHT_AFTER
             && self.wall_moved_since(earlier).abs() < MIN_CLOCK_STEP
     }
 
     /// Returns the Unix time at which the machine was booted.
     pub fn booted_at(&self) -> f64 {
-        self.wall.saturating_sub(self.monotonic + self.suspended).as_secs_f64()
+        self.wall.saturating_sub(self.since_boot()).as_secs_f64()
+    }
+
+    /// Returns the time since the boot with that of suspends: the clock of the starts of processes.
+    pub fn since_boot(&self) -> Duration {
+        self.monotonic + self.suspended
     }
 
     /// Returns how long the machine has been suspended since the boot.
@@ -160,7 +165,7 @@ impl ClockStep {
         if by.abs() < MIN_CLOCK_STEP {
             return None;
         }
-        let is_early = now.monotonic + now.suspended < CLOCK_SET_WITHIN;
+        let is_early = now.since_boot() < CLOCK_SET_WITHIN;
         let since = if is_early { before.booted_at() - BOOT_TOLERANCE } else { now.unix_seconds() };
         (is_early || by < 0.0).then_some(Self { by, wrong: (since, now.unix_seconds() - by) })
     }

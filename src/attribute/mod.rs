@@ -80,7 +80,7 @@ pub fn attribute(
 fn is_role_known(now: Timestamp, process: &Process) -> bool {
     const MAX_PENDING: Duration = Duration::from_secs(2);
     let started_usec = process.meta.start_ticks * 1_000_000 / rustix::param::clock_ticks_per_second();
-    let age = Duration::from_micros(now.kernel_usec().saturating_sub(started_usec));
+    let age = now.since_boot().saturating_sub(Duration::from_micros(started_usec));
     process.meta.command_hash.is_some() || age < MAX_PENDING
 }
 
