@@ -344,10 +344,10 @@ catalog! {
     CONTAINER_MEMORY_EFFECTIVE_LIMIT = Gauge Container "memledger_container_memory_effective_limit_bytes" [] max CONTAINERS,
         "Lowest memory limit on the container's path to the root of the cgroup tree; absent when unlimited.";
     CONTAINER_MEMORY_HEADROOM = Gauge Container "memledger_container_memory_headroom_bytes" [] max CONTAINERS,
-        "Lowest (limit - unreclaimable) of the limited cgroups on the container's path to the root; absent when unlimited.",
-        "Bytes until a kill: memory.high, which throttles and does not kill, is not a limit here. See `memledger_container_memory_limit_utilization_ratio`.";
+        "Lowest (limit + free swap - unreclaimable) of the limited cgroups on the container's path to the root; absent when unlimited.",
+        "Bytes until a kill. Free swap is what the host has left, within the cgroup's own limit of swap; on cgroup v1 it is taken for 0. memory.high, which throttles and does not kill, is not a limit here. See `memledger_container_memory_limit_utilization_ratio`.";
     CONTAINER_MEMORY_LIMIT_UTILIZATION = Gauge Container "memledger_container_memory_limit_utilization_ratio" [] max CONTAINERS,
-        "Highest unreclaimable / lowest of limit and memory.high of the cgroups on the container's path to the root; absent when unlimited.",
+        "Highest unreclaimable / (lowest of limit and memory.high + free swap) of the cgroups on the container's path to the root; absent when unlimited.",
         "The container with the highest ratio is the next to run out of memory, or to be throttled at memory.high. Rank and alert on this: it takes memory and limit of the same level, however large another level is.";
     CONTAINER_MEMORY_HIGH = Gauge Container "memledger_container_memory_high_bytes" [] max CONTAINERS,
         "Usage above which the kernel throttles and reclaims the container: memory.high; absent when unlimited and on cgroup v1.";

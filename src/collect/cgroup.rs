@@ -152,6 +152,8 @@ pub struct Cgroups {
     watch: LimitWatch,
     buffer: Vec<u8>,
     cycle: u64,
+    /// Free swap of the host.
+    host_swap: u64,
 }
 
 /// The open files of a container.
@@ -438,7 +440,16 @@ impl Cgroups {
                 Some(_) => files.parts(&mut self.buffer, read_errors)?.unreclaimable,
                 None => None,
             };
-            let (limit, headroom) = (limits.max, LevelHeadroom::of(limits, pinned));
+            let swap = match limits.swap.filter(|_| self.host_swap > 0) {
+                Some(limit) => {
+                    let used = Dir::open(&full)?.optional_file("memory.swap.current")?;
+                    let used = LevelFiles::optional(used.as_ref(), &mut self.buffer, read_errors)?;
+                    used.map_or(0, |used| limit.saturating_sub(used)).min(self.host_swap)
+                }
+                None if hierarchy.version == Version::V2 => self.host_swap,
+                None => 0,
+            };
+            let (limit, headroom) = (limits.max, LevelHeadroom::of(limits, pinned, swap));
             self.levels.insert(path.to_path_buf(), Level { files, inode, cycle, limit, headroom });
         }
         self.levels.get(path).ok_or_else(|| ReadError::Gone(path.display().to_string()))
@@ -454,7 +465,12 @@ impl Cgroups {
     ) {
         memory.effective_limit = memory.limit;
         let own = Limits { max: memory.limit, high: memory.high, swap: memory.swap_limit };
-        let mut tightest = LevelHeadroom::of(own, memory.unreclaimable);
+        // v1 limits memory and swap together, so how much of it is left is not known there
+        let swap = match (hierarchy.version, memory.swap) {
+            (Version::V2, Some(used)) => own.swap.map_or(u64::MAX, |limit| limit.saturating_sub(used)),
+            _ => 0,
+        };
+        let mut tightest = LevelHeadroom::of(own, memory.unreclaimable, swap.min(self.host_swap));
         for path in above {
             match self.level(hierarchy, path, read_errors) {
                 Ok(level) => {
@@ -509,6 +525,7 @@ impl Collector for Cgroups {
         let Some(hierarchy) = context.hierarchy else { return CollectOutcome::Failed };
         output.read_errors.init_at_zero("balance");
         self.cycle += 1;
+        self.host_swap = output.cycle_data.free_swap;
         self.watch.begin_cycle(context.now);
         output.cycle_data.memory.clear();
         let mut before = std::mem::replace(
@@ -516,7 +533,7 @@ impl Collector for Cgroups {
             HashMap::with_capacity(context.inventory.containers.len()),
         );
         self.file_count = 0;
-        let (mut read, mut failed, mut uncontrolled) = (0, 0, false);
+        let (mut read, mut failed, mut is_complete) = (0, 0, true);
         for (number, container) in context.inventory.containers.iter().enumerate() {
             let reading = match &container.cgroup {
                 Some(cgroup) => {
@@ -525,13 +542,15 @@ impl Collector for Cgroups {
                     if let Err(error) = &reading {
                         // a cgroup without the memory controller, as of a rootless container, has memory too
                         let is_there = || Dir::open(&hierarchy.root.join(&cgroup.path)).is_ok();
-                        uncontrolled |= error.is_gone() && is_there();
-                        failed += usize::from(error.reason_label().is_some());
+                        let has_failed = error.reason_label().is_some();
+                        failed += usize::from(has_failed);
+                        // that of a nested one is in the outer one's
+                        is_complete &= container.nested || !has_failed && !(error.is_gone() && is_there());
                     }
                     reading.map_err(|error| output.read_errors.record_of(&container.id, &error)).ok()
                 }
                 None => {
-                    uncontrolled |= self.is_outside_cgroups(&container.id, context.now);
+                    is_complete &= !self.is_outside_cgroups(&container.id, context.now);
                     None
                 }
             };
@@ -548,7 +567,7 @@ impl Collector for Cgroups {
             output.cycle_data.memory.push(reading.map(|(memory, _)| memory));
         }
         self.end_cycle(context.inventory, output.cycle_data);
-        output.cycle_data.memory_complete = failed == 0 && !uncontrolled;
+        output.cycle_data.memory_complete = is_complete;
         if read == 0 && failed > 0 { CollectOutcome::Failed } else { CollectOutcome::Ok }
     }
 }

@@ -34,18 +34,19 @@ pub struct UnknownHeadroom;
 /// The rest of the limits of a level: `None` when unlimited.
 #[derive(Clone, Copy, Debug)]
 pub struct LevelHeadroom {
-    /// Limit minus unreclaimable memory.
+    /// Limit and free swap minus unreclaimable memory.
     pub headroom: Result<Option<i64>, UnknownHeadroom>,
-    /// Unreclaimable memory as a part of the lower of limit and high.
+    /// Unreclaimable memory as a part of free swap and the lower of limit and high.
     pub utilization: Result<Option<f64>, UnknownHeadroom>,
 }
 
 impl LevelHeadroom {
-    /// Returns the headroom of a level with these limits and this unreclaimable memory.
-    pub fn of(limits: Limits, unreclaimable: Option<u64>) -> Self {
+    /// Returns the headroom of a level with these limits, this unreclaimable memory and so much free swap, into which the kernel moves
+    /// a part of that memory before it kills.
+    pub fn of(limits: Limits, unreclaimable: Option<u64>, free_swap: u64) -> Self {
         let pinned = unreclaimable.ok_or(UnknownHeadroom);
-        let headroom = |limit: u64| Ok(limit as i64 - pinned? as i64);
-        let utilization = |limit: u64| Ok(pinned? as f64 / limit as f64);
+        let headroom = |limit: u64| Ok(limit.saturating_add(free_swap) as i64 - pinned? as i64);
+        let utilization = |limit: u64| Ok(pinned? as f64 / limit.saturating_add(free_swap) as f64);
         Self {
             headroom: limits.max.map(headroom).transpose(),
             utilization: limits.lowest().filter(|limit| *limit > 0).map(utilization).transpose(),

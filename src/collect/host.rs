@@ -136,6 +136,7 @@ impl Collector for HostCollector {
         series.global(HOST_MEMORY_TOTAL, [], info.mem_total as f64);
         if let Some(available) = info.mem_available {
             series.global(HOST_MEMORY_AVAILABLE, [], available as f64);
+            output.cycle_data.free_swap = info.swap_free;
             output.cycle_data.host = Some(HostMemory { total: info.mem_total, available });
         }
         series.global(HOST_SWAP_TOTAL, [], info.swap_total as f64);

@@ -61,6 +61,8 @@ pub struct CycleData {
     pub cgroup_files: usize,
     /// Memory of the host.
     pub host: Option<memory_headroom::HostMemory>,
+    /// Free swap of the host in the last cycle that read it: containers are read before.
+    pub free_swap: u64,
     /// Processes of all containers.
     pub processes: process::Processes,
     /// Newest proportional shares.

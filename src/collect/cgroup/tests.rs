@@ -30,6 +30,18 @@ fn collect_at(
     root: &Path,
     containers: Vec<Arc<Container>>,
 ) -> CycleData {
+    collect_beside(cgroups, now, version, root, containers, CycleData::default())
+}
+
+/// Collects beside what other collectors have left.
+fn collect_beside(
+    cgroups: &mut Cgroups,
+    now: Timestamp,
+    version: Version,
+    root: &Path,
+    containers: Vec<Arc<Container>>,
+    mut cycle_data: CycleData,
+) -> CycleData {
     let hierarchy = Hierarchy { version, root: root.to_path_buf() };
     let inventory = Arc::new(Inventory { containers, runtimes: vec![] });
     let context = Context {
@@ -38,7 +50,7 @@ fn collect_at(
         hierarchy: Some(&hierarchy),
         inventory: &inventory,
     };
-    let (mut series, mut cycle_data, mut read_errors) = Default::default();
+    let (mut series, mut read_errors) = Default::default();
     let mut output =
         Output { series: &mut series, cycle_data: &mut cycle_data, read_errors: &mut read_errors };
     assert_eq!(cgroups.collect(&context, &mut output), CollectOutcome::Ok);
@@ -66,6 +78,40 @@ fn utilization_is_that_of_the_tightest_level() {
         (Some(0.9), Some(10 << 20)),
         "memory.high is the lower one"
     );
+}
+
+/// The kernel moves memory into swap before it kills.
+#[test]
+fn free_swap_is_headroom() {
+    let folder = tempfile::tempdir().unwrap();
+    let mib = |mib: u64| format!("{}\n", mib << 20);
+    let level = |path: &str, used: u64, max: u64, swap: Option<(u64, &str)>| {
+        let stat = format!("anon {}\nfile 0\nshmem 0\nkernel 0\nslab_reclaimable 0\nsock 0\n", used << 20);
+        cgroup(
+            folder.path(),
+            path,
+            &[("memory.current", &mib(used)), ("memory.stat", &stat), ("memory.max", &mib(max))],
+        );
+        if let Some((used, max)) = swap {
+            cgroup(folder.path(), path, &[("memory.swap.current", &mib(used)), ("memory.swap.max", max)]);
+        }
+    };
+    level("pods", 150, 300, Some((0, "max\n")));
+    level("pods/without", 60, 100, None);
+    level("pods/none", 60, 100, Some((0, "0\n")));
+    level("pods/some", 60, 100, Some((10, "52428800\n"))); // 50 MiB
+    level("pods/unlimited", 60, 100, Some((10, "max\n")));
+    let names = ["without", "none", "some", "unlimited"];
+    let containers = || names.map(|name| Container::in_cgroup(name, &format!("pods/{name}"))).into();
+    let headroom = |free_swap: u64| {
+        let (mut cgroups, now) = (Cgroups::default(), Timestamp::now());
+        let beside = CycleData { free_swap: free_swap << 20, ..CycleData::default() };
+        let found = collect_beside(&mut cgroups, now, Version::V2, folder.path(), containers(), beside);
+        found.memory.iter().map(|memory| memory.unwrap().headroom.unwrap() >> 20).collect::<Vec<_>>()
+    };
+    assert_eq!(headroom(0), [40, 40, 40, 40]);
+    assert_eq!(headroom(30), [40, 40, 70, 70]);
+    assert_eq!(headroom(500), [40, 40, 80, 540], "the pods above have 650");
 }
 
 /// Creates a cgroup with this limit.
@@ -113,6 +159,20 @@ fn sum_is_incomplete_with_a_cgroup_without_memory_controller() {
     let cycle_data = collect(folder.path(), &[("rootless", "user.slice/rootless")]);
     assert!(!cycle_data.memory_complete);
     assert!(collect(folder.path(), &[("ended", "user.slice/ended")]).memory_complete);
+}
+
+/// The memory of a nested container is in the outer one's.
+#[test]
+fn sum_is_complete_with_a_nested_cgroup_without_memory_controller() {
+    let folder = tempfile::tempdir().unwrap();
+    cgroup(folder.path(), "outer", &[("memory.current", "4096\n"), ("memory.stat", "anon 4096\n")]);
+    cgroup(folder.path(), "outer/inner", &[("cgroup.procs", "7\n")]);
+    let inner = Container { nested: true, ..(*Container::in_cgroup("inner", "outer/inner")).clone() };
+    let containers = vec![Container::in_cgroup("outer", "outer"), Arc::new(inner)];
+    let (mut cgroups, now) = (Cgroups::default(), Timestamp::now());
+    let cycle_data = collect_at(&mut cgroups, now, Version::V2, folder.path(), containers);
+    assert!(cycle_data.memory[0].is_some() && cycle_data.memory[1].is_none());
+    assert!(cycle_data.memory_complete);
 }
 
 #[test]
