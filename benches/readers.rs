@@ -1,15 +1,19 @@
-//! Measures how reading a process's files affects other processes when the kernel OOM-kills that process.
+//! Measures how reading a process's files affects that process, and others when the kernel OOM-kills it.
 //!
-//! A cgroup at its limit with two processes: the victim, and one that allocates and frees memory all the time. While a reader
+//! **What a process waits for a walk of its memory.** A process with some GiB of small pages maps, touches and unmaps memory all the
+//! time, and measures the longest of these, while nothing reads, while memledger reads it, and while `smaps_rollup` is read.
+//!
+//! **Kills.** A cgroup at its limit with two processes: the victim, and one that allocates and frees memory all the time. While a reader
 //! has a reference to the memory of the victim, its memory is not freed, and the kernel kills the second process too.
 //! `make bench` counts how often, with a reader that reads one file of the victim in a loop, which is the worst case, and
 //! writes its part of docs/performance.md. Needs root.
 
 mod document;
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 const RUNS: usize = 20;
 const LIMIT_MIB: usize = 600;
@@ -111,9 +115,144 @@ fn part() -> Outcome<String> {
     ))
 }
 
+/// Resident memory of the process that is read, in GiB.
+const RESIDENT_GIB: [usize; 4] = [1, 2, 4, 6];
+/// For how long each wait is measured.
+const WAIT_RUN: Duration = Duration::from_secs(12);
+/// The process that is read: for each line of its input it prints the longest wait since the line before, in microseconds.
+const TARGET: &str = "
+import mmap, sys, threading, time
+size = int(sys.argv[1]) << 30
+resident = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+resident.madvise(mmap.MADV_NOHUGEPAGE)
+resident[::4096] = bytes(size // 4096)
+longest = 0
+def churn():
+    global longest
+    while True:
+        began = time.monotonic()
+        area = mmap.mmap(-1, 65536, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        area[::4096] = bytes(16)
+        area.close()
+        longest = max(longest, time.monotonic() - began)
+threading.Thread(target=churn, daemon=True).start()
+for line in sys.stdin:
+    print(int(longest * 1e6), flush=True)
+    longest = 0
+";
+
+/// A process that is read, in the cgroup of a container.
+struct WaitTarget {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    cgroup: PathBuf,
+    name: String,
+}
+
+impl WaitTarget {
+    fn start(gib: usize) -> Outcome<Self> {
+        let root = Path::new("/sys/fs/cgroup/memory");
+        let root = if root.is_dir() { root } else { Path::new("/sys/fs/cgroup") };
+        let id = format!("{:012x}{:052x}", std::process::id(), 0xbe);
+        let cgroup = root.join("docker").join(&id);
+        std::fs::create_dir_all(&cgroup)?;
+        let script = "echo $$ > \"$1\"; exec python3 -c \"$2\" \"$3\"";
+        let mut child = Command::new("sh")
+            .args(["-c", script, "sh"])
+            .arg(cgroup.join("cgroup.procs"))
+            .args([TARGET, &gib.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let (Some(input), Some(output)) = (input, output) else { return Err("no pipes".into()) };
+        let mut target =
+            Self { child, input, output: BufReader::new(output), cgroup, name: id[..12].to_owned() };
+        target.longest_wait()?; // its memory is there
+        Ok(target)
+    }
+
+    /// Returns the longest wait since the last call.
+    fn longest_wait(&mut self) -> Outcome<Duration> {
+        writeln!(self.input, "now")?;
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Ok(Duration::from_micros(line.trim().parse()?))
+    }
+
+    fn measure(&mut self) -> Outcome<Duration> {
+        self.longest_wait()?;
+        std::thread::sleep(WAIT_RUN); // a bench measures time
+        self.longest_wait()
+    }
+}
+
+impl Drop for WaitTarget {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir(&self.cgroup);
+    }
+}
+
+#[allow(clippy::disallowed_methods)] // a bench measures time
+fn wait_part() -> Outcome<String> {
+    let millis = |wait: Duration| format!("{:.1}", wait.as_secs_f64() * 1e3);
+    let mut rows = String::new();
+    for gib in RESIDENT_GIB {
+        eprintln!("{gib} GiB ...");
+        let mut target = WaitTarget::start(gib)?;
+        let idle = target.measure()?;
+        let mut memledger = Command::new(env!("CARGO_BIN_EXE_memledger"))
+            .args([
+                "serve",
+                "--web.listen-address=127.0.0.1:0",
+                "--pss.interval=1s",
+                "--local.socket=",
+                "--reporter.directory=",
+                "--state.path=",
+            ])
+            .args(["--docker.socket=", "--podman.socket=", &format!("--container.include=^{}$", target.name)])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let beside = target.measure();
+        let has_ended = memledger.try_wait()?.is_some();
+        memledger.kill()?;
+        memledger.wait()?;
+        if has_ended {
+            return Err("memledger has ended".into());
+        }
+        target.longest_wait()?;
+        let began = Instant::now();
+        std::fs::read(format!("/proc/{}/smaps_rollup", target.child.id()))?;
+        let walk = began.elapsed();
+        let walked = target.longest_wait()?;
+        rows.push_str(&format!(
+            "| {gib} | {} | {} | {} | {} |\n",
+            millis(idle),
+            millis(beside?),
+            millis(walked),
+            millis(walk)
+        ));
+    }
+    Ok(format!(
+        "{}\n\nA process with this resident memory in pages of 4 KiB maps, touches and unmaps 64 KiB all the time. Its longest \
+         wait within {} s while nothing reads; while memledger runs with `--pss.interval=1s`; and while `smaps_rollup` is read once, with the duration of \
+         that read. memledger assumes 20 ms for each GiB until it has read a process of that size faster. It \
+         reads at most 50 ms in an interval and 500 ms in ten minutes, and not the largest process of a container \
+         if that would wait longer than 50 ms: that has what the others leave. On a busy machine a wait also has the time for which \
+         either waited for a CPU.\n\n| resident, GiB | idle, ms | memledger, ms | a read, ms | it takes, ms |\n| --- | --- | --- | --- | --- |\n{rows}",
+        document::HEADINGS[5],
+        WAIT_RUN.as_secs(),
+    ))
+}
+
 fn main() -> Outcome<()> {
     if document::is_test_listing() {
         return Ok(());
     }
+    document::write(&wait_part()?)?;
     Ok(document::write(&part()?)?)
 }

@@ -187,7 +187,7 @@ catalog! {
         "`gpu`, `drm` and `pss` are read by threads of their own, outside the cycle.";
     COLLECTOR_READ_ERRORS = Counter Global "memledger_collector_read_errors_total" ["collector", "reason"] max 128,
         "Failed reads of something that exists, by collector and reason.",
-        "A container or process that ended between two reads is no error. `reason`: `permission`, `io`, `malformed`, `balance` (the parts of a sum exceeded the whole twice), `timeout` (the kernel did not answer in time), `blocked` (skipped, because another read of that container or too many others hang), `too_large` (longer than the bound of the read), `too_many` (processes or cgroups of a container over the bound).";
+        "A container or process that ended between two reads is no error. `reason`: `permission`, `io`, `malformed`, `balance` (the parts of a sum exceeded the whole twice), `timeout` (the kernel did not answer in time), `blocked` (skipped, because another read of that container or too many others hang), `too_large` (longer than the bound of the read), `too_many` (processes or cgroups of a container over the bound), `expensive` (skipped, because the process would wait too long).";
     SERIES_DROPPED = Counter Global "memledger_series_dropped_total" ["family"] max 128,
         "Series left out of snapshots because their family was over its cap; absent until the first.",
         "Counted once per cycle and series.";
@@ -387,7 +387,7 @@ catalog! {
         "Never sum it or take shares of it: use `memledger_container_process_pss_bytes`.";
     CONTAINER_PROCESS_PSS = Gauge Container "memledger_container_process_pss_bytes" ["role"] max PER_ROLE,
         "Proportional set size of the container's processes by role, from /proc/PID/smaps_rollup; needs CAP_SYS_PTRACE.",
-        "It can be summed. Read at most every `--pss.interval` and cached until the next read, which is postponed by up to ten minutes while the container or the host is about to run out of memory; absent for a role that has a process younger than the last read.";
+        "It can be summed. Read at most every `--pss.interval` and cached until the next read, which is postponed by up to ten minutes while the container or the host is about to run out of memory. A process waits while it is read: one that would wait more than 50 ms is read once in ten minutes, and not at all above 500 ms; the largest of a container has instead what the others leave of its anonymous and mapped memory. Absent for a role that has a process younger than the last read, or one that is not read.";
     CONTAINER_PROCESSES = Gauge Container "memledger_container_processes" ["role"] max PER_ROLE,
         "Processes of the container by role (trainer, dataloader_worker, other), from cgroup.procs and /proc; absent if not all can be read.";
     CONTAINER_OOM_KILLS = Counter Container "memledger_container_oom_kills_total" ["victim", "scope"] max CONTAINERS * 4, since Ledger,
@@ -448,7 +448,7 @@ catalog! {
         "Where it is absent it is a part of used, and unattributed. MIG: see `memledger_gpu_memory_total_bytes`.";
     GPU_MEMORY_UNATTRIBUTED = Gauge Gpu "memledger_gpu_memory_unattributed_bytes" [] max GPUS,
         "Used memory of the GPU that belongs to no known process: used minus that of containers and of host processes; at least 0.",
-        "Used memory minus `memledger_container_gpu_memory_used_bytes` and `memledger_gpu_host_processes_memory_bytes`; for a GPU in MIG mode, minus those of all its instances. Where the driver does not report the memory of one of a container's processes, all of the container's is here. Never guessed.";
+        "Managed memory (cudaMallocManaged) is here: the driver counts it in no process. Used memory minus `memledger_container_gpu_memory_used_bytes` and `memledger_gpu_host_processes_memory_bytes`; for a GPU in MIG mode, minus those of all its instances. Where the driver does not report the memory of one of a container's processes, all of the container's is here. Never guessed.";
     GPU_MEMORY_PEAK = Gauge Gpu "memledger_gpu_memory_peak_bytes" [] max GPUS,
         "Highest sample of memledger_gpu_memory_used_bytes since memledger's start, sampled every --gpu.sample-interval.";
     GPU_MEMORY_RECENT_PEAK = Gauge Gpu "memledger_gpu_memory_recent_peak_bytes" [] max GPUS,

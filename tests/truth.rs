@@ -405,6 +405,42 @@ done()
     });
 }
 
+/// A process that maps the same 128 MiB 25 times: its resident memory is 3.1 GiB, so it would wait long for a walk.
+#[test]
+fn largest_process_has_the_share_that_others_leave() {
+    let program = "
+import mmap
+memory = os.memfd_create('shared')
+os.ftruncate(memory, 128 * MIB)
+maps = [mmap.mmap(memory, 128 * MIB) for _ in range(25)]
+for area in maps:
+    for at in range(0, 128 * MIB, 4096):
+        area[at] = 1
+if os.fork() == 0:
+    worker = private(64 * MIB)
+    touch(worker, 0, 64 * MIB)
+    done('ready')
+    os.read(0, 1)
+    os._exit(0)
+os.wait()
+";
+    let lab = Lab::within(TestCgroup::container(), program, &["--pss.interval=1s"]);
+    let name = ("container_name", lab.cgroup.name());
+    lab.memledger.eventually("shares that add up to the memory of the container", |metrics| {
+        let share =
+            |role| metrics.try_value("memledger_container_process_pss_bytes", &[name, ("role", role)]);
+        let shares = share("trainer")? + share("dataloader_worker")? + share("other")?;
+        let resident = metrics.sum("memledger_container_process_rss_bytes", &[name]);
+        let part = |v1, v2| lab.cgroup.stat(v1, v2).map(|bytes| bytes as f64).ok_or("no stat");
+        // pages of Python and its libraries that another cgroup is charged for would count in a walk
+        let charged = part("total_rss", "anon")? + part("total_mapped_file", "file_mapped")?;
+        let is_right = resident > 25.0 * 128.0 * MIB && charged > 192.0 * MIB && shares == charged;
+        is_right
+            .then_some(())
+            .ok_or_else(|| format!("shares {shares}, charged {charged}, resident {resident}"))
+    });
+}
+
 #[test]
 fn pss_is_not_measured_near_the_memory_limit() {
     let program = "

@@ -43,6 +43,8 @@ pub struct ContainerMemory {
     pub file: Option<u64>,
     /// Shared memory and tmpfs.
     pub shmem: Option<u64>,
+    /// Pages of files and shared memory that processes have mapped.
+    pub mapped: Option<u64>,
     /// Kernel memory charged to the container.
     pub kernel: Option<u64>,
     /// Memory that the kernel cannot reclaim.
@@ -346,6 +348,7 @@ fn apply_v2(memory: &mut ContainerMemory, stat: parse::StatV2) {
     memory.refaults = [stat.workingset_refault_anon, stat.workingset_refault_file];
     memory.anon = stat.anon;
     memory.shmem = stat.shmem;
+    memory.mapped = stat.file_mapped;
     memory.file = stat.file.zip(stat.shmem).map(|(file, shmem)| file.saturating_sub(shmem));
     memory.kernel = stat.kernel.or(summed);
     memory.unreclaimable = sum(&[stat.anon, stat.shmem, pinned, stat.sock]);
@@ -356,6 +359,7 @@ fn apply_v1(memory: &mut ContainerMemory, stat: parse::StatV1, kernel: Option<u6
     memory.major_faults = stat.total_pgmajfault;
     memory.anon = stat.total_rss;
     memory.shmem = stat.total_shmem;
+    memory.mapped = stat.total_mapped_file;
     memory.file = stat.total_cache.zip(stat.total_shmem).map(|(cache, shmem)| cache.saturating_sub(shmem));
     memory.kernel = kernel;
     memory.swap = stat.total_swap;
@@ -545,7 +549,8 @@ impl Collector for Cgroups {
                         let has_failed = error.reason_label().is_some();
                         failed += usize::from(has_failed);
                         // that of a nested one is in the outer one's
-                        is_complete &= container.nested || !has_failed && !(error.is_gone() && is_there());
+                        let is_missing = has_failed || error.is_gone() && is_there();
+                        is_complete &= container.nested || !is_missing;
                     }
                     reading.map_err(|error| output.read_errors.record_of(&container.id, &error)).ok()
                 }

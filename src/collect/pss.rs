@@ -1,15 +1,18 @@
 //! Proportional set size (PSS): the only per-process memory value that can be summed after a fork.
 //!
-//! Reading `smaps_rollup` walks a process's page tables, which takes 20 ms for a process of 1 GiB and holds its mmap
-//! lock meanwhile, and it waits for the current holder of that lock. So it is read on another thread ([`ReadPool`]),
-//! for each process at most once per `--pss.interval`, and the thread rests for nineteen times the CPU time that it
-//! used: at most a twentieth of one core. After an expensive read most of the rest is its container's own, and containers take
-//! turns of five seconds, so one with many expensive processes delays the others little; the thread then uses a quarter of
-//! one core at most.
+//! Reading `smaps_rollup` walks a process's page tables and holds its mmap lock meanwhile: a process that maps or unmaps memory
+//! waits as long as the walk takes, 10 to 20 ms for each GiB of small pages. So the walk is bounded by what its process may wait:
 //!
-//! If a process blocks its reader, the shares of its container are absent.
+//! * It is assumed to take [`ASSUMED_WALK_PER_GIB`], until a walk of that process has taken less.
+//! * A process that waits at most [`MAX_WAIT`] is walked once per `--pss.interval`; one that waits at most [`MAX_RARE_WAIT`], once per
+//!   [`RARE_INTERVAL`]; one that would wait longer, never.
+//! * The largest process of a container is not walked where it would wait more than [`MAX_WAIT`]: its share is what the shares of the
+//!   others leave of the anonymous and mapped memory that its cgroup is charged for.
+//!
+//! It is read on another thread ([`ReadPool`]), which rests for nineteen times the CPU time that it used: at most a twentieth of
+//! one core. If a process blocks its reader, the shares of its container are absent.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,12 +21,12 @@ use super::memory_headroom::{LowHeadroom, MemoryHeadroom};
 use super::target::{Target, TargetOwner};
 use super::{CollectOutcome, Collector, Context, Output};
 use crate::clock::Timestamp;
-use crate::discover::ContainerId;
+use crate::discover::{Container, ContainerId};
 use crate::host::ReadError;
-use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool};
+use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool, cpu_time};
 use crate::parse::{lines, number};
 
-/// A process of 1 TiB may take 20 s. The processes of one container are read in sequence, so that their shares are close in time.
+/// The processes of one container are read in sequence, so that their shares are close in time.
 const POOL_CONFIG: PoolConfig = PoolConfig {
     name: "pss",
     handover_after: Duration::from_secs(2),
@@ -31,10 +34,23 @@ const POOL_CONFIG: PoolConfig = PoolConfig {
     rest_factor: 19,
     turn: Duration::from_secs(5),
 };
+/// Duration of a walk of 1 GiB of small pages on a slow host, as measured by `benches/readers.rs`.
+const ASSUMED_WALK_PER_GIB: Duration = Duration::from_millis(20);
+/// How long a process may wait for its walk in each interval.
+const MAX_WAIT: Duration = Duration::from_millis(50);
+/// How long it may wait once in [`RARE_INTERVAL`].
+const MAX_RARE_WAIT: Duration = Duration::from_millis(500);
+/// See [`MAX_RARE_WAIT`].
+const RARE_INTERVAL: Duration = Duration::from_secs(600);
+/// A walk is out of date if the resident memory has changed since by more than one part in this many.
+const MAX_CHANGE_DIVISOR: u64 = 8;
 /// The shares of a container expire this many intervals after they were read.
 const VALID_INTERVALS: u32 = 4;
 /// Shares of a container with low headroom, which is not measured, expire later.
 const LOW_HEADROOM_VALID: Duration = Duration::from_secs(600);
+
+/// Reason of read errors: a share is left out, because its process would wait too long for the walk.
+const EXPENSIVE: &str = "expensive";
 
 /// Proportional share of each process, for each container that was measured completely.
 #[derive(Clone, Debug, Default)]
@@ -69,6 +85,81 @@ struct Share {
     round: u64,
     id: ContainerId,
     target: Target,
+    rss: u64,
+}
+
+/// The last walk of a process.
+#[derive(Clone, Copy, Debug)]
+struct Walk {
+    at: Timestamp,
+    /// CPU time of the walk: how long the process had to wait.
+    took: Duration,
+    /// Resident memory before it.
+    rss: u64,
+    bytes: u64,
+}
+
+/// How the share of a process is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ShareSource {
+    Walk,
+    /// The bytes of the last walk, which still hold.
+    LastWalk(u64),
+    /// What the others leave.
+    Remainder,
+    Unknown,
+}
+
+/// Returns how long a process of this size waits for its walk: as for its last one, and as long as assumed for what it has more since.
+fn expected_wait(rss: u64, last: Option<&Walk>) -> Duration {
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let Some(last) = last else { return ASSUMED_WALK_PER_GIB.mul_f64(gib(rss)) };
+    let remaining = (rss as f64 / last.rss.max(1) as f64).min(1.0);
+    last.took.mul_f64(remaining) + ASSUMED_WALK_PER_GIB.mul_f64(gib(rss.saturating_sub(last.rss)))
+}
+
+/// Decides how the share of each process of a container is found. `processes`: their resident memory and last walks; `has_figure`:
+/// the container has a figure of which the others leave the largest's share.
+fn share_sources(now: Timestamp, processes: &[(u64, Option<&Walk>)], has_figure: bool) -> Vec<ShareSource> {
+    let source = |(rss, last): &(u64, Option<&Walk>)| {
+        let wait = expected_wait(*rss, *last);
+        match last.filter(|last| now.since(last.at) < RARE_INTERVAL) {
+            _ if wait <= MAX_WAIT => ShareSource::Walk,
+            Some(last) if rss.abs_diff(last.rss) <= last.rss / MAX_CHANGE_DIVISOR => {
+                ShareSource::LastWalk(last.bytes)
+            }
+            None if wait <= MAX_RARE_WAIT => ShareSource::Walk,
+            _ => ShareSource::Unknown,
+        }
+    };
+    let mut sources: Vec<_> = processes.iter().map(source).collect();
+    let largest = (0..processes.len()).max_by_key(|at| processes[*at].0);
+    if let Some(largest) = largest.filter(|_| has_figure) {
+        let (rss, last) = processes[largest];
+        let others_known = (0..sources.len()).all(|at| at == largest || sources[at] != ShareSource::Unknown);
+        if others_known && expected_wait(rss, last) > MAX_WAIT {
+            sources[largest] = ShareSource::Remainder;
+        }
+    }
+    sources
+}
+
+/// Returns the memory of a container of which its processes have shares: anonymous, and mapped pages of files and shared memory.
+/// `None` if the kernel does not report it, or other containers lie inside.
+fn shared_memory(context: &Context<'_>, output: &Output<'_>, number: usize) -> Option<u64> {
+    let containers = &context.inventory.containers;
+    let path = &containers[number].cgroup.as_ref()?.path;
+    let is_inside =
+        |other: &Container| other.cgroup.as_ref().is_some_and(|cgroup| cgroup.path.starts_with(path));
+    if containers
+        .iter()
+        .enumerate()
+        .any(|(other, container)| other != number && container.nested && is_inside(container))
+    {
+        return None;
+    }
+    let memory = output.cycle_data.memory.get(number)?.as_ref()?;
+    Some(memory.anon?.saturating_add(memory.mapped?))
 }
 
 /// A container that is being measured.
@@ -79,16 +170,19 @@ struct Measurement {
     /// Number of pending processes.
     pending: usize,
     bytes: HashMap<u32, (u64, u64)>,
+    /// CPU time of the walks.
     took: Duration,
     /// A read failed, so the result will be incomplete.
     has_failed: bool,
+    /// The process whose share is what the others leave.
+    remainder: Option<Target>,
 }
 
 /// Bytes, or `None` if the container has low headroom; and the duration of the read.
 type PssRead = (Option<u64>, Duration);
 
 /// The collector: starts a measurement of each container that is due, and collects the outcomes. One
-/// whose processes block their readers delays only its pod, and one whose processes are expensive to read mostly itself.
+/// whose processes block their readers delays only its pod.
 #[derive(Debug)]
 pub struct Pss {
     interval: Duration,
@@ -97,6 +191,8 @@ pub struct Pss {
     round: u64,
     /// Start of the newest measurement of each container.
     started: HashMap<ContainerId, Timestamp>,
+    /// Last walks of its processes.
+    walks: HashMap<ContainerId, HashMap<Target, Walk>>,
     pool: Option<ReadPool<TargetOwner, Share, PssRead>>,
     measuring: HashMap<ContainerId, Measurement>,
     shares: HashMap<ContainerId, Arc<MeasuredShares>>,
@@ -117,6 +213,7 @@ impl Pss {
             headroom: MemoryHeadroom::default(),
             round: 0,
             started: HashMap::new(),
+            walks: HashMap::new(),
             pool: None,
             measuring: HashMap::new(),
             shares: HashMap::new(),
@@ -127,20 +224,9 @@ impl Pss {
         }
     }
 
-    fn start_due(&mut self, context: &Context<'_>, output: &Output<'_>) {
-        let pool = self.pool.get_or_insert_with(|| {
-            let (proc, low_headroom) = (context.host_paths.proc.clone(), Arc::clone(&self.low_headroom));
-            ReadPool::new(POOL_CONFIG, move |share: &Share, buffer| {
-                if lock(&low_headroom).contains(&share.id) {
-                    return Ok((None, Duration::ZERO));
-                }
-                let began = Timestamp::now();
-                let bytes = read(&proc, share.target, buffer)?;
-                Ok((Some(bytes), Timestamp::now().since(began)))
-            })
-        });
-        self.round += 1;
+    fn start_due(&mut self, context: &Context<'_>, output: &mut Output<'_>) {
         let mut reads = Vec::new();
+        self.round += 1;
         for (number, container) in context.inventory.containers.iter().enumerate() {
             let started = self.started.get(&container.id);
             if started.is_some_and(|started| context.now.since(*started) < self.interval)
@@ -153,34 +239,73 @@ impl Pss {
                 continue;
             }
             self.started.insert(container.id.clone(), context.now);
-            if members.is_empty() {
-                let measured =
-                    MeasuredShares { at: context.now, took: Duration::ZERO, bytes: HashMap::new() };
-                self.shares.insert(container.id.clone(), Arc::new(measured));
-                self.changed = true;
-                continue;
+            let is_complete = output.cycle_data.processes.complete(number);
+            let has_figure = is_complete && shared_memory(context, output, number).is_some();
+            let targets = members
+                .iter()
+                .map(|process| Target { pid: process.pid, start_ticks: process.meta.start_ticks })
+                .collect::<Vec<_>>();
+            let walks = self.walks.entry(container.id.clone()).or_default();
+            if !walks.is_empty() {
+                let running: HashSet<_> = targets.iter().collect();
+                walks.retain(|target, _| running.contains(target));
             }
-            let measurement = Measurement {
+            let sizes: Vec<_> = std::iter::zip(members, &targets)
+                .map(|(process, target)| (process.memory.rss_bytes, walks.get(target)))
+                .collect();
+            let sources = share_sources(context.now, &sizes, has_figure);
+            let mut measurement = Measurement {
                 round: self.round,
                 began: context.now,
-                pending: members.len(),
+                pending: 0,
                 bytes: HashMap::new(),
                 took: Duration::ZERO,
                 has_failed: false,
+                remainder: None,
             };
-            self.measuring.insert(container.id.clone(), measurement);
             let owner = TargetOwner::of(container);
-            reads.extend(members.iter().map(|process| {
-                let target = Target { pid: process.pid, start_ticks: process.meta.start_ticks };
-                (owner.clone(), Share { round: self.round, id: container.id.clone(), target })
-            }));
+            for ((target, (rss, _)), source) in targets.into_iter().zip(sizes).zip(sources) {
+                match source {
+                    ShareSource::Walk => {
+                        measurement.pending += 1;
+                        let share = Share { round: self.round, id: container.id.clone(), target, rss };
+                        reads.push((owner.clone(), share));
+                    }
+                    ShareSource::LastWalk(bytes) => {
+                        measurement.bytes.insert(target.pid, (target.start_ticks, bytes));
+                    }
+                    ShareSource::Remainder => measurement.remainder = Some(target),
+                    ShareSource::Unknown => output.read_errors.count_of(
+                        &container.id,
+                        EXPENSIVE,
+                        "the proportional share (PSS) of a process is not read: it would wait too long",
+                    ),
+                }
+            }
+            let is_done = measurement.pending == 0;
+            self.measuring.insert(container.id.clone(), measurement);
+            if is_done {
+                self.finish(context, output, &container.id);
+            }
         }
-        if !reads.is_empty() {
-            pool.submit(reads);
+        if reads.is_empty() {
+            return;
         }
+        let pool = self.pool.get_or_insert_with(|| {
+            let (proc, low_headroom) = (context.host_paths.proc.clone(), Arc::clone(&self.low_headroom));
+            ReadPool::new(POOL_CONFIG, move |share: &Share, buffer| {
+                if lock(&low_headroom).contains(&share.id) {
+                    return Ok((None, Duration::ZERO));
+                }
+                let began = cpu_time();
+                let bytes = read(&proc, share.target, buffer)?;
+                Ok((Some(bytes), cpu_time().saturating_sub(began)))
+            })
+        });
+        pool.submit(reads);
     }
 
-    fn take(&mut self, now: Timestamp, output: &mut Output<'_>) {
+    fn take(&mut self, context: &Context<'_>, output: &mut Output<'_>) {
         let outcomes = self.pool.as_ref().map(ReadPool::take).unwrap_or_default();
         for (TargetOwner { id, .. }, share, outcome) in outcomes {
             // a read that hung in an earlier measurement has another round
@@ -191,6 +316,8 @@ impl Pss {
                 ReadOutcome::Finished(Ok((Some(bytes), took))) => {
                     measurement.took += took;
                     measurement.bytes.insert(share.target.pid, (share.target.start_ticks, bytes));
+                    let walk = Walk { at: context.now, took, rss: share.rss, bytes };
+                    self.walks.entry(id.clone()).or_default().insert(share.target, walk);
                 }
                 ReadOutcome::Finished(Ok((None, _))) => measurement.has_failed = true,
                 ReadOutcome::Skipped => {
@@ -208,20 +335,32 @@ impl Pss {
                 }
             }
             if measurement.pending == 0 {
-                self.finish(now, id);
+                self.finish(context, output, &id);
             }
         }
     }
 
-    fn finish(&mut self, now: Timestamp, id: ContainerId) {
-        let Some(measurement) = self.measuring.remove(&id) else { return };
+    fn finish(&mut self, context: &Context<'_>, output: &Output<'_>, id: &ContainerId) {
+        let Some(mut measurement) = self.measuring.remove(id) else { return };
         self.took = measurement.took;
-        if !measurement.has_failed {
-            self.denied = false;
-            self.changed = true;
-            let took = now.since(measurement.began);
-            self.shares.insert(id, Arc::new(MeasuredShares { at: now, took, bytes: measurement.bytes }));
+        if measurement.has_failed {
+            return;
         }
+        if let Some(Target { pid, start_ticks }) = measurement.remainder {
+            let mut containers = context.inventory.containers.iter();
+            let number = containers.position(|container| container.id == *id);
+            let figure = number.and_then(|number| shared_memory(context, output, number));
+            let others: u64 = measurement.bytes.values().map(|(_, bytes)| bytes).sum();
+            // less than nothing is left if they were read at different times
+            if let Some(bytes) = figure.and_then(|figure| figure.checked_sub(others)) {
+                measurement.bytes.insert(pid, (start_ticks, bytes));
+            }
+        }
+        self.denied = false;
+        self.changed = true;
+        let took = context.now.since(measurement.began);
+        let measured = MeasuredShares { at: context.now, took, bytes: measurement.bytes };
+        self.shares.insert(id.clone(), Arc::new(measured));
     }
 }
 
@@ -238,10 +377,12 @@ impl Collector for Pss {
         output.read_errors.init_at_zero("blocked");
         output.read_errors.init_at_zero("timeout");
         output.read_errors.init_at_zero("too_large");
+        output.read_errors.init_at_zero(EXPENSIVE);
         let low_headroom = self.headroom.update(context, output.cycle_data);
-        self.take(context.now, output);
+        self.take(context, output);
         let running = context.inventory.ids();
         self.started.retain(|id, _| running.contains(id));
+        self.walks.retain(|id, _| running.contains(id));
         let before = self.shares.len();
         self.shares.retain(|id, measured| {
             // on a large host a measurement takes longer than the interval
@@ -277,4 +418,68 @@ fn read(proc: &Path, target: Target, buffer: &mut Vec<u8>) -> Result<u64, ReadEr
     let kib = line.and_then(|line| number(line.trim_ascii().strip_suffix(b"kB")?));
     let bytes = kib.and_then(|kib| kib.checked_mul(1024));
     bytes.ok_or_else(|| ReadError::malformed("smaps_rollup"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn walk(at: Timestamp, millis: u64, rss: u64) -> Walk {
+        Walk { at, took: Duration::from_millis(millis), rss, bytes: rss / 4 }
+    }
+
+    #[test]
+    fn growth_since_a_walk_is_assumed_to_be_slow() {
+        let now = Timestamp::now();
+        assert_eq!(expected_wait(3 * GIB, None), Duration::from_millis(60));
+        let fast = walk(now, 2, 10 * GIB);
+        assert_eq!(expected_wait(10 * GIB, Some(&fast)), Duration::from_millis(2));
+        assert_eq!(expected_wait(110 * GIB, Some(&fast)), Duration::from_millis(2002), "never a trial walk");
+        assert_eq!(expected_wait(5 * GIB, Some(&fast)), Duration::from_millis(1));
+    }
+
+    #[test]
+    fn walks_a_process_as_often_as_it_may_wait() {
+        let began = Timestamp::now();
+        let soon = began.plus(Duration::from_secs(15));
+        let sources = |now, rss, last: Option<&Walk>| share_sources(now, &[(rss, last)], false)[0];
+        assert_eq!(sources(soon, 2 * GIB, None), ShareSource::Walk);
+        assert_eq!(sources(soon, 25 * GIB, None), ShareSource::Walk);
+        let rare = walk(began, 400, 25 * GIB);
+        assert_eq!(sources(soon, 25 * GIB, Some(&rare)), ShareSource::LastWalk(rare.bytes));
+        assert_eq!(sources(soon, 21 * GIB, Some(&rare)), ShareSource::Unknown, "it has changed");
+        assert_eq!(sources(began.plus(RARE_INTERVAL), 25 * GIB, Some(&rare)), ShareSource::Walk);
+        assert_eq!(sources(soon, 26 * GIB, None), ShareSource::Unknown);
+        assert_eq!(sources(began.plus(RARE_INTERVAL), 31 * GIB, Some(&rare)), ShareSource::Unknown);
+        let huge_pages = walk(began, 40, 200 * GIB);
+        assert_eq!(sources(soon, 200 * GIB, Some(&huge_pages)), ShareSource::Walk);
+    }
+
+    /// Forks have their parent's memory resident.
+    #[test]
+    fn workers_of_a_large_parent_keep_their_shares() {
+        let began = Timestamp::now();
+        let rss = [8 * GIB + 1, 8 * GIB, 8 * GIB];
+        let first = share_sources(began, &rss.map(|rss| (rss, None)), true);
+        assert_eq!(first, [ShareSource::Remainder, ShareSource::Walk, ShareSource::Walk]);
+        let walked = walk(began, 100, 8 * GIB);
+        let later = [(rss[0], None), (rss[1], Some(&walked)), (rss[2], None)];
+        let next = share_sources(began.plus(Duration::from_secs(15)), &later, true);
+        assert_eq!(next, [ShareSource::Remainder, ShareSource::LastWalk(walked.bytes), ShareSource::Walk]);
+    }
+
+    #[test]
+    fn largest_process_is_unknown_where_others_are() {
+        let sources = |rss: &[u64], has_figure| {
+            let processes: Vec<_> = rss.iter().map(|rss| (*rss, None)).collect();
+            share_sources(Timestamp::now(), &processes, has_figure)
+        };
+        assert_eq!(sources(&[200 * GIB], true), [ShareSource::Remainder]);
+        assert_eq!(sources(&[200 * GIB], false), [ShareSource::Unknown]);
+        assert_eq!(sources(&[GIB, 2 * GIB], true), [ShareSource::Walk; 2]);
+        let [worker, other, small] = sources(&[100 * GIB, 101 * GIB, GIB], true)[..] else { panic!() };
+        assert_eq!([worker, other, small], [ShareSource::Unknown, ShareSource::Unknown, ShareSource::Walk]);
+    }
 }

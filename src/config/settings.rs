@@ -52,7 +52,7 @@ settings! {
         local: LocalSettings = group::<LocalSettings>();
         /// Time between two samples, 100ms to 1h. Scrapes do not sample.
         sample_interval: Duration = duration("sample.interval", &["1s"], 100 * MS, HOUR);
-        /// Minimum time between two reads of a process's proportional set size, which is expensive. At least 1s.
+        /// Minimum time between two reads of a process's proportional set size, for which the process waits up to 50 ms. At least 1s.
         pss_interval: Duration = duration("pss.interval", &["15s"], SECOND, DAY);
         /// Settings of the kubelet's container runtime.
         cri: CriSettings = group::<CriSettings>();

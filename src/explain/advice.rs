@@ -176,8 +176,10 @@ fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, 
     let held = roles("dataloader_worker", count);
     let Some(pss) = workers.pss_bytes else {
         advice.push(format!(
-            "Fewer NUM_WORKERS{value}. {held} ran; the memory of each is not known: their proportional share (PSS) was not \
-             measured, which needs CAP_SYS_PTRACE and happens every 15 s at most."
+            "Fewer NUM_WORKERS{value}. {held} ran, with together {} resident, shared pages counted again. What each holds alone is not \
+             known: its proportional share (PSS) was not read, which needs CAP_SYS_PTRACE, happens every 15 s at most, and never \
+             for a process that would wait long for it.",
+            bytes(workers.rss_bytes)
         ));
         return;
     };

@@ -441,7 +441,7 @@ impl<O, K, T> fmt::Debug for ReadPool<O, K, T> {
 }
 
 /// Returns the CPU time of this thread: a read that only waits uses none.
-fn cpu_time() -> Duration {
+pub fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or(Duration::ZERO)
 }
 

@@ -11,6 +11,7 @@ pub struct StatV2 {
     pub anon: Option<u64>,
     pub file: Option<u64>,
     pub shmem: Option<u64>,
+    pub file_mapped: Option<u64>,
     /// Since 5.18.
     pub kernel: Option<u64>,
     pub kernel_stack: Option<u64>,
@@ -38,6 +39,7 @@ impl StatV2 {
                 b"anon" => &mut stat.anon,
                 b"file" => &mut stat.file,
                 b"shmem" => &mut stat.shmem,
+                b"file_mapped" => &mut stat.file_mapped,
                 b"kernel" => &mut stat.kernel,
                 b"kernel_stack" => &mut stat.kernel_stack,
                 b"pagetables" => &mut stat.pagetables,
@@ -65,6 +67,7 @@ pub struct StatV1 {
     pub total_cache: Option<u64>,
     pub total_rss: Option<u64>,
     pub total_shmem: Option<u64>,
+    pub total_mapped_file: Option<u64>,
     pub total_inactive_file: Option<u64>,
     /// Only with swap accounting.
     pub total_swap: Option<u64>,
@@ -81,6 +84,7 @@ impl StatV1 {
                 b"total_cache" => &mut stat.total_cache,
                 b"total_rss" => &mut stat.total_rss,
                 b"total_shmem" => &mut stat.total_shmem,
+                b"total_mapped_file" => &mut stat.total_mapped_file,
                 b"total_inactive_file" => &mut stat.total_inactive_file,
                 b"total_swap" => &mut stat.total_swap,
                 b"total_pgmajfault" => &mut stat.total_pgmajfault,
@@ -121,24 +125,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reads_every_line_among_others(values: [Option<u64>; 15], other in "[a-z_]{1,12}[0-9]") {
-            let keys = ["anon", "file", "shmem", "kernel", "kernel_stack", "pagetables", "percpu", "sock", "slab",
+        fn reads_every_line_among_others(values: [Option<u64>; 16], other in "[a-z_]{1,12}[0-9]") {
+            let keys = ["anon", "file", "shmem", "file_mapped", "kernel", "kernel_stack", "pagetables", "percpu", "sock", "slab",
                 "slab_reclaimable", "slab_unreclaimable", "inactive_file", "pgmajfault", "workingset_refault_anon",
                 "workingset_refault_file"];
             let lines = std::iter::zip(keys, values).filter_map(|(key, value)| Some(format!("{key} {}\n{other} 5\n", value?)));
             let stat = StatV2::parse(lines.collect::<String>().as_bytes());
-            let read = [stat.anon, stat.file, stat.shmem, stat.kernel, stat.kernel_stack, stat.pagetables, stat.percpu,
+            let read = [stat.anon, stat.file, stat.shmem, stat.file_mapped, stat.kernel, stat.kernel_stack, stat.pagetables, stat.percpu,
                 stat.sock, stat.slab, stat.slab_reclaimable, stat.slab_unreclaimable, stat.inactive_file, stat.pgmajfault,
                 stat.workingset_refault_anon, stat.workingset_refault_file];
             prop_assert_eq!(read, values);
         }
 
         #[test]
-        fn reads_every_hierarchical_line_of_v1(values: [Option<u64>; 6]) {
-            let keys = ["cache", "rss", "shmem", "inactive_file", "swap", "pgmajfault"];
+        fn reads_every_hierarchical_line_of_v1(values: [Option<u64>; 7]) {
+            let keys = ["cache", "rss", "shmem", "mapped_file", "inactive_file", "swap", "pgmajfault"];
             let lines = std::iter::zip(keys, values).filter_map(|(key, value)| Some(format!("{key} 5\ntotal_{key} {}\n", value?)));
             let stat = StatV1::parse(lines.collect::<String>().as_bytes());
-            let read = [stat.total_cache, stat.total_rss, stat.total_shmem, stat.total_inactive_file, stat.total_swap,
+            let read = [stat.total_cache, stat.total_rss, stat.total_shmem, stat.total_mapped_file, stat.total_inactive_file, stat.total_swap,
                 stat.total_pgmajfault];
             prop_assert_eq!(read, values);
         }

@@ -196,7 +196,17 @@ fn worker_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
     if shares.is_empty() || busy >= BUSY_GPU || workers == 0 || of_workers < BUSY_WORKER * workers as f64 {
         return None;
     }
-    let share = newest.roles.get(WORKER_ROLE)?.process_pss_bytes?;
+    let waits = format!(
+        "the GPU was busy {:.0} % of the time, and {workers} workers and their trainer used {cores:.1} cores",
+        100.0 * busy
+    );
+    let line =
+        |text| Some(AdviceLine { topic: "workers", is_ok: true, text, runs: vec![Arc::clone(&newest.run)] });
+    let Some(share) = newest.roles.get(WORKER_ROLE)?.process_pss_bytes else {
+        return line(format!(
+            "{waits}: more workers may help; what one needs is not known, as no share (PSS) of a worker was read"
+        ));
+    };
     let needs = (newest.unreclaimable_peak_bytes? + share * wanted.ranks) as f64;
     let more = TrainingSettings { workers: wanted.workers + 1, ..wanted };
     // without a limit and the memory of the host it is not known what there is
@@ -206,16 +216,12 @@ fn worker_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
         needs <= capacity.planned()
             && !killed_settings(newest, capacity.bytes, runs, wanted.ranks).iter().any(was_killed)
     });
-    let waits = format!(
-        "the GPU was busy {:.0} % of the time, and {workers} workers and their trainer used {cores:.1} cores",
-        100.0 * busy
-    );
     let text = if fits {
         format!("{waits}: try NUM_WORKERS={}, which needs about {}", more.workers, human(needs))
     } else {
         format!("{waits}: more workers may help, but one more may need {}", human(needs))
     };
-    Some(AdviceLine { topic: "workers", is_ok: true, text, runs: vec![Arc::clone(&newest.run)] })
+    line(text)
 }
 
 /// Returns what the newest run needed beside runs with another precision that differ in it alone.
