@@ -477,8 +477,6 @@ catalog! {
     GPU_CLOCK = Gauge Gpu "memledger_gpu_clock_hertz" ["clock"] max GPUS * 2,
         "Current clock of a GPU domain, from NVML or the hardware monitor of amdgpu; absent where the driver does not report it.",
         "`clock`: `sm`, the multiprocessors; `memory`.";
-    GPU_PCIE_BYTES = Counter Gpu "memledger_gpu_pcie_bytes_total" ["direction"] max GPUS * 2, since Boot,
-        "Bytes over the PCIe link by direction (transmitted, received), from NVML's 64-bit counters; absent on older drivers.";
     GPU_NVLINK_BYTES = Counter Gpu "memledger_gpu_nvlink_bytes_total" ["direction"] max GPUS * 2, since Boot,
         "Data over all NVLinks of the GPU by direction (transmitted, received), without protocol overhead, from NVML; absent without NVLink.",
         "NVML's counters of all links, in units of 1 KiB.";
@@ -522,7 +520,7 @@ catalog! {
         "Processes of the container that hold a context on the GPU, from NVML's lists, or fdinfo and KFD of DRM drivers; absent without any.";
     CONTAINER_GPU_UTILIZATION = Gauge ContainerGpu "memledger_container_gpu_utilization_ratio" [] max 4_096,
         "Share of the GPU's time in which a kernel of the container ran; absent where the driver does not report it, as in MIG mode.",
-        "The sum over the container's processes, each the mean of NVML's own samples since the previous reading, at least of the last 1.5 seconds, at most 1; a process without samples was idle. For DRM drivers: the share of the busiest engine; absent for processes that compute through /dev/kfd, whose work the driver does not report.";
+        "The sum over the container's processes, each the mean of NVML's own samples since the query before, at least of the last 1.5 seconds, at most 1; queried in every fifth reading, at least every 5 s, and for a new process; a process without samples was idle. For DRM drivers: the share of the busiest engine; absent for processes that compute through /dev/kfd, whose work the driver does not report.";
     CONTAINER_GPU_ALLOCATED = Gauge ContainerGpu "memledger_container_gpu_allocated" [] max 4_096,
         "1 for each GPU or MIG instance allocated to the container by the kubelet or Docker, in use or not; absent where neither has it.",
         "From the kubelet's pod-resources socket (resources nvidia.com/... and amd.com/gpu), or from the device requests of a Docker container (`--gpus`). Neither has it for NVIDIA_VISIBLE_DEVICES, or for a GPU that no driver reports.";

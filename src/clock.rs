@@ -188,9 +188,39 @@ impl ClockStep {
     }
 }
 
+/// When values that are expensive to read are due: in the first reading, then in every `EVERY`th, and at least once in `EVERY` seconds. With
+/// the default interval of a second both are the same.
+#[derive(Debug, Default)]
+pub struct Cadence<const EVERY: u32> {
+    last: Option<Timestamp>,
+    readings_since: u32,
+}
+
+impl<const EVERY: u32> Cadence<EVERY> {
+    /// Counts a reading. Returns whether the values are due in it.
+    pub fn is_due(&mut self, now: Timestamp) -> bool {
+        self.readings_since += 1;
+        let interval = Duration::from_secs(EVERY.into());
+        let is_due = self.readings_since >= EVERY || self.last.is_none_or(|last| now.since(last) >= interval);
+        if is_due {
+            (self.last, self.readings_since) = (Some(now), 0);
+        }
+        is_due
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cadence_is_due_by_readings_and_by_time() {
+        let mut cadence = Cadence::<3>::default();
+        let began = Timestamp::now();
+        let mut is_due = |millis| cadence.is_due(began.plus(Duration::from_millis(millis)));
+        assert_eq!([0, 10, 20, 30, 40, 50].map(&mut is_due), [true, false, false, true, false, false]);
+        assert_eq!([3_030, 3_040, 6_030].map(&mut is_due), [true, false, true]);
+    }
 
     #[test]
     fn since_is_zero_for_a_later_timestamp() {

@@ -17,7 +17,7 @@ TRAINS, FULL, IDLE, NOBODY, SICK, SPLIT = range(6)
 SW_POWER_CAP, HW_THERMAL = 0x4, 0x40
 # field ids of NVLink's CRC errors, replays and recoveries, summed over the links
 CRC_FLIT, REPLAY, RECOVERY = 38, 45, 52
-MEMORY_TEMPERATURE, PCIE_SENT, PCIE_RECEIVED = 82, 197, 198
+MEMORY_TEMPERATURE = 82
 NVLINK_SENT, NVLINK_RECEIVED = 138, 139  # KiB
 UNKNOWN_ERROR = 999
 EVENT_LASTS = 5  # seconds
@@ -85,7 +85,6 @@ class Gpus:
                 "pcie": {"replays": int(now // 20)},
                 "fields": {str(CRC_FLIT): int(now // 15), str(REPLAY): int(now // 30), str(RECOVERY): 0,
                            str(MEMORY_TEMPERATURE): 60 + percent // 4,
-                           str(PCIE_SENT): int(now * 2e8), str(PCIE_RECEIVED): int(now * 9e8),
                            str(NVLINK_SENT): int(now * 4e6), str(NVLINK_RECEIVED): int(now * 4e6)}}  # fmt: skip
 
     def full(self, now):

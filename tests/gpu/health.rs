@@ -37,10 +37,10 @@ fn exports_gpu_metrics_in_base_units() {
     // 162 is of one link only; a 64-bit counter continues beyond 2^32
     gpu.fields =
         BTreeMap::from([(38, 7.into()), (45, 0.into()), (52, 9_000_000_000_u64.into()), (162, 4.into())]);
-    gpu.fields.extend([(82, 88.into()), (197, 8_000_000_000_u64.into())]);
-    let narrow = FieldKind::U32; // it would overflow many times between two readings
-    gpu.fields.insert(198, Field::Typed(TypedField { value: 5.into(), kind: narrow }));
-    gpu.fields.extend([(138, 9_000_000_000_u64.into()), (139, 3.into())]); // KiB over all links
+    gpu.fields.insert(82, 88.into());
+    gpu.fields.insert(138, 9_000_000_000_u64.into()); // KiB over all links
+    let narrow = FieldKind::U32; // it would overflow between two readings
+    gpu.fields.insert(139, Field::Typed(TypedField { value: 5.into(), kind: narrow }));
     state.gpus[1].remapped_rows = None;
     state.gpus[1].retired_pages =
         Some(RetiredPages { single_bit: vec![1, 2], double_bit: vec![3], pending: true });
@@ -61,10 +61,8 @@ fn exports_gpu_metrics_in_base_units() {
     assert_eq!(value("clock_hertz", &[("clock", "memory")]), Some(2.619e9));
     assert_eq!(value("volatile_ecc_errors_total", &[("kind", "corrected")]), Some(4.0));
     assert_eq!(value("volatile_ecc_errors_total", &[("kind", "uncorrected")]), Some(1.0));
-    assert_eq!(value("pcie_bytes_total", &[("direction", "transmitted")]), Some(8e9));
-    assert_eq!(value("pcie_bytes_total", &[("direction", "received")]), None);
     assert_eq!(value("nvlink_bytes_total", &[("direction", "transmitted")]), Some(9e9 * 1024.0));
-    assert_eq!(value("nvlink_bytes_total", &[("direction", "received")]), Some(3.0 * 1024.0));
+    assert_eq!(value("nvlink_bytes_total", &[("direction", "received")]), None);
     assert_eq!(value("ecc_errors_total", &[("kind", "corrected")]), Some(5e9));
     assert_eq!(value("ecc_errors_total", &[("kind", "uncorrected")]), Some(2.0));
     for (kind, count) in [("correctable", 3.0), ("uncorrectable", 1.0)] {
@@ -110,7 +108,6 @@ fn unsupported_fields_are_absent_without_errors() {
         "ecc",
         "replays",
         "_hertz",
-        "pcie_bytes",
     ];
     let found = metrics.series.iter().find(|(family, _, _)| {
         family.starts_with("memledger_gpu_") && own.iter().any(|part| family.contains(part))
@@ -134,7 +131,7 @@ fn exports_no_sentinels_of_sensors() {
     });
     gpu.pcie.replays = Some(u32::MAX);
     gpu.fields = BTreeMap::from([(38, u64::MAX.into()), (45, u64::from(u32::MAX).into())]);
-    gpu.fields.extend([(82, u64::from(u32::MAX).into()), (197, u64::MAX.into())]);
+    gpu.fields.insert(82, u64::from(u32::MAX).into());
     gpu.power_limit_mw = Some(u32::MAX);
     gpu.clocks = Some(Clocks { sm_mhz: u32::MAX, memory_mhz: u32::MAX, ..Clocks::default() });
     let driver = Driver::new(&state);
@@ -326,11 +323,14 @@ fn container_utilization_is_the_sum_of_its_processes() {
     assert!((of_first - 0.4).abs() < 1e-9);
     // a process with only garbage samples was active, by an unknown share
     state.gpus[0].utilization_samples[2].sm = 1_001;
-    state.gpus[0].memory.used = 7 * GIB;
     driver.set(&state);
-    let metrics = await_value(&memledger, USED, &[("gpu", "0")], 7 * GIB);
     let of_second = [("pid", &*second.pid().to_string())];
-    assert_eq!(metrics.get("memledger_process_gpu_utilization_ratio", &of_second), None);
+    let metrics = memledger.eventually("no share of a process with garbage", |metrics| {
+        match metrics.get("memledger_process_gpu_utilization_ratio", &of_second) {
+            None => Ok(metrics.clone()),
+            Some(share) => Err(format!("{share}")),
+        }
+    });
     assert_eq!(
         metrics.get("memledger_container_gpu_utilization_ratio", &[("container_name", a.name())]),
         None,

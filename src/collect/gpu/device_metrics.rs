@@ -63,7 +63,7 @@ pub const THROTTLE_REASONS: [(u64, &str); 6] = [
 /// Domains with a clock, in the order of [`DeviceHealth::clocks_hertz`].
 pub const CLOCKS: [&str; 2] = ["sm", "memory"];
 
-/// Directions of PCIe link and NVLinks, in the order of [`DeviceHealth::pcie_bytes`] and [`DeviceHealth::nvlink_bytes`].
+/// Directions of NVLinks, in the order of [`DeviceHealth::nvlink_bytes`].
 pub const DIRECTIONS: [&str; 2] = ["transmitted", "received"];
 
 /// Kinds of errors on NVLinks, in the order of [`DeviceHealth::nvlink_errors`].
@@ -153,8 +153,6 @@ pub struct DeviceHealth {
     pub retired_pages: [Option<u64>; 3],
     /// Replays on the PCIe link.
     pub pcie_replays: Option<u64>,
-    /// Bytes over the PCIe link, by [`DIRECTIONS`].
-    pub pcie_bytes: [Option<u64>; DIRECTIONS.len()],
     /// Bytes over all NVLinks, by [`DIRECTIONS`].
     pub nvlink_bytes: [Option<u64>; DIRECTIONS.len()],
     /// Errors of all NVLinks, by [`NVLINK_ERRORS`].
@@ -200,7 +198,6 @@ impl DeviceHealth {
         let ecc = [self.ecc_corrected, self.ecc_uncorrected];
         by_kind(GPU_ECC_ERRORS, &["corrected", "uncorrected"], &mut ecc.into_iter());
         by_kind(GPU_VOLATILE_ECC_ERRORS, &["corrected", "uncorrected"], &mut self.ecc_volatile.into_iter());
-        by_kind(GPU_PCIE_BYTES, &DIRECTIONS, &mut self.pcie_bytes.into_iter());
         by_kind(GPU_NVLINK_BYTES, &DIRECTIONS, &mut self.nvlink_bytes.into_iter());
         let [correctable, uncorrectable, row_pending, failure] =
             self.remapped_rows.map_or([None; 4], |rows| rows.map(|count| Some(u64::from(count))));

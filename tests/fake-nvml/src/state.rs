@@ -28,6 +28,8 @@ pub struct State {
     pub errors: BTreeMap<String, u32>,
     /// Symbols that are delayed by this many milliseconds.
     pub slow_ms: BTreeMap<String, u64>,
+    /// Symbols that use this many microseconds of CPU first.
+    pub busy_us: BTreeMap<String, u64>,
     /// Symbols that never return. A call that hangs does so for ever, even when its symbol is removed from the state.
     pub hang: BTreeSet<String>,
     /// Symbols that damage the process that calls them, or end it.
@@ -60,6 +62,7 @@ impl Default for State {
             init_error: None,
             errors: BTreeMap::new(),
             slow_ms: BTreeMap::new(),
+            busy_us: BTreeMap::new(),
             hang: BTreeSet::new(),
             faults: BTreeMap::new(),
             hang_at_exit: false,
@@ -113,8 +116,8 @@ impl State {
         let known: BTreeSet<&str> = crate::symbols().collect();
         let of_state = [&self.hang, &self.function_not_found, &self.missing_symbols].into_iter().flatten();
         let of_gpus = self.gpus.iter().flat_map(|gpu| gpu.errors.keys());
-        let of_maps =
-            self.errors.keys().chain(self.slow_ms.keys()).chain(self.faults.keys()).chain(self.script.keys());
+        let delays = self.slow_ms.keys().chain(self.busy_us.keys());
+        let of_maps = self.errors.keys().chain(delays).chain(self.faults.keys()).chain(self.script.keys());
         if let Some(name) = of_state.chain(of_maps).chain(of_gpus).find(|name| !known.contains(name.as_str()))
         {
             return Err(format!("this library has no symbol {name}"));

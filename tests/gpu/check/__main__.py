@@ -20,6 +20,7 @@ import traceback
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import cost  # noqa: E402
 import trees  # noqa: E402
 from machine import Background, Cgroups, Memledger, Process, Smi, Worker, facts, in_first_pid_namespace, text, wait_for  # noqa: E402
 from report import Report, size  # noqa: E402
@@ -33,7 +34,7 @@ DEVICE_TOLERANCE = 16 * MIB
 TOTAL_TOLERANCE = 512 * MIB
 # what a CUDA context may take beside torch's own memory
 OVERHEAD = (16 * MIB, 3072 * MIB)
-PARTS = ["known", "devices", "two", "inside", "spike", "leak", "compute", "exhaust", "cleanup", "ends", "trees"]
+PARTS = ["known", "devices", "two", "inside", "spike", "leak", "compute", "exhaust", "cleanup", "cost", "ends", "trees"]
 
 PROCESS = "memledger_process_gpu_memory_used_bytes"
 CONTAINER = "memledger_container_gpu_memory_used_bytes"
@@ -461,6 +462,12 @@ class Check:
                      before["reserved"] - after["reserved"], PROCESS_TOLERANCE)
         worker.do("free", name="tensors")
 
+    def cost(self):
+        """CPU of memledger and of nvidia-smi, for the report."""
+        if self.options.stand_in:
+            return self.skip("all of it", "the stand-ins cost nothing like a driver")
+        cost.run(self, self.options.nvml_library or nvml_elsewhere())
+
     def ends(self):
         """All processes end: their memory is freed."""
         pids = [worker.pid for worker in self.workers.values()]
@@ -507,7 +514,7 @@ class Check:
             self.guarded("launch", 120, self.launch)
         for part in [part for part in PARTS[:-1] if part in wanted]:
             if self.launched:
-                self.guarded(part, 40, getattr(self, part))
+                self.guarded(part, 90 if part == "cost" else 40, getattr(self, part))
         trees.run(self, wanted)
         self.guarded("always", 0, self.closing)
 

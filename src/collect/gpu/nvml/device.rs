@@ -95,7 +95,7 @@ impl<'nvml> NvmlGpu<'nvml> {
             }
             self.is_identified = is_identified;
         }
-        let is_mig = self.mig.refresh(&self.handle, &self.identity, read_errors)?;
+        let is_mig = self.mig.refresh(&self.handle, &self.identity, now, read_errors)?;
         let mut devices = self.devices(is_mig, position, api_versions, read_errors)?;
         for _ in 0..MAX_RETRIES {
             if !devices.iter().any(|device| device.raced) {

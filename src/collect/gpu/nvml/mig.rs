@@ -11,15 +11,21 @@ use nvml_wrapper::error::NvmlError;
 use super::ffi;
 use super::library::{field, is_transient};
 use super::processes::{EVERY, Lists};
+use crate::clock::{Cadence, Timestamp};
 use crate::collect::gpu::types::{GpuIdentity, MigInstance};
 use crate::series::bounded;
 
 /// `NVML_DEVICE_MIG_ENABLE`.
 const ENABLED: u32 = 1;
 
+/// The mode, which takes the driver 0.08 ms, is read in one of this many readings, and at least once in as many seconds: it changes only while
+/// nothing uses the GPU.
+const MODE_EVERY: u32 = 5;
+
 /// The instances of one GPU.
 #[derive(Debug, Default)]
 pub struct Mig<'nvml> {
+    mode: Cadence<MODE_EVERY>,
     /// True if the GPU does not support MIG.
     is_unsupported: bool,
     /// The MIG mode that was read last.
@@ -44,8 +50,7 @@ pub struct MigDevice<'nvml> {
 }
 
 impl<'nvml> Mig<'nvml> {
-    /// Lists the instances again. Returns whether the GPU is in MIG mode. If the mode cannot be read now, the last one is
-    /// used.
+    /// Lists the instances again. Returns whether the GPU is in MIG mode, by the newest mode that could be read.
     ///
     /// # Errors
     /// As [`field`].
@@ -53,15 +58,18 @@ impl<'nvml> Mig<'nvml> {
         &mut self,
         gpu: &NvmlDevice<'nvml>,
         identity: &GpuIdentity,
+        now: Timestamp,
         read_errors: &mut Vec<&'static str>,
     ) -> Result<bool, NvmlError> {
         if self.is_unsupported {
             return Ok(false);
         }
-        let mode = gpu.mig_mode();
-        self.is_unsupported = mode.as_ref().is_err_and(|error| !is_transient(error));
-        if let Some(mode) = field(mode, read_errors)? {
-            self.is_on = mode.current == ENABLED;
+        if self.mode.is_due(now) {
+            let mode = gpu.mig_mode();
+            self.is_unsupported = mode.as_ref().is_err_and(|error| !is_transient(error));
+            if let Some(mode) = field(mode, read_errors)? {
+                self.is_on = mode.current == ENABLED;
+            }
         }
         if !self.is_on || self.is_unsupported {
             self.instances.clear();

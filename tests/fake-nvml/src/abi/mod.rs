@@ -22,7 +22,7 @@ mod system;
 use std::ffi::{CStr, c_char, c_uint};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nvml_wrapper_sys::bindings::{
     nvmlDevice_t, nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH as VERSION_MISMATCH,
@@ -103,6 +103,7 @@ struct Call {
 }
 
 impl Call {
+    #[allow(clippy::disallowed_methods)] // for the time that a real driver takes
     fn enter(symbol: &'static str) -> NvmlResult<Self> {
         let loaded = library().enter(symbol);
         let state = &loaded.state;
@@ -111,6 +112,12 @@ impl Call {
         }
         if let Some(milliseconds) = state.slow_ms.get(symbol) {
             thread::sleep(Duration::from_millis(*milliseconds));
+        }
+        if let Some(microseconds) = state.busy_us.get(symbol) {
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_micros(*microseconds) {
+                std::hint::spin_loop();
+            }
         }
         if let Some(fault) = state.faults.get(symbol) {
             commit(*fault);
