@@ -1,8 +1,8 @@
 //! Measures the cost of memledger against the unavoidable system calls.
 //!
 //! `make bench` creates 10, 100 and 1,000 real cgroups that look like containers, with real processes in each, and
-//! measures in one run: a cycle against the *floor* (the same kernel files, kept open, read by a minimal loop that
-//! parses nothing), allocations per cycle, rendering, and the resident memory of the real binary. It writes the first
+//! measures in one run: a cycle against the *floor* (the same kernel files, read by a minimal loop that
+//! parses nothing), allocations per cycle, rendering, and the memory of the real binary, with that of the kernel for it. It writes the first
 //! part of docs/performance.md. Needs root, for the cgroups. Each cycle simulates one second, so that the work of every 5,
 //! 10 or 64 seconds is part of the mean.
 
@@ -47,8 +47,12 @@ static ALLOCATOR: Counting = Counting;
 
 /// Containers, and processes per container.
 const SIZES: [(usize, usize); 3] = [(10, 10), (100, 10), (1000, 3)];
-/// Goals of the resident memory in MiB, by number of containers.
-const MAX_RESIDENT_MIB: [(usize, f64); 2] = [(100, 24.0), (1000, 60.0)];
+/// Goals of the resident memory, and of that with the kernel's, in MiB, by number of containers.
+const MAX_MIB: [(usize, f64, f64); 2] = [(100, 24.0, 40.0), (1000, 60.0, 110.0)];
+/// Goal of the mean of a cycle as a multiple of its floor.
+const MAX_RATIO: f64 = 1.35;
+/// Slow files are read in one of this many cycles.
+const SLOW_EVERY: usize = 5;
 const CYCLES: usize = 120;
 /// Cycles before the measurement, so that files are open and processes are no longer young.
 const WARM_UP: usize = 150;
@@ -137,25 +141,19 @@ impl Drop for Containers {
 }
 
 /// The files that every cycle needs, open. On v1 an open `cgroup.procs` returns an old list of pids, so that it must be
-/// opened again for each read.
+/// opened again for each read. Those that every fifth cycle needs are closed in between.
 struct Floor {
     files: Vec<File>,
     directories: Vec<File>,
+    slow: Vec<PathBuf>,
+    reads: usize,
     buffer: Vec<u8>,
 }
 
 impl Floor {
     fn open(paths: &[PathBuf]) -> std::io::Result<Self> {
         let names: &[&str] = if is_v2() {
-            &[
-                "memory.current",
-                "memory.stat",
-                "memory.events",
-                "memory.peak",
-                "memory.swap.current",
-                "cpu.stat",
-                "cgroup.procs",
-            ]
+            &["memory.current", "memory.stat", "memory.peak", "cgroup.procs"]
         } else {
             &[
                 "memory.usage_in_bytes",
@@ -164,6 +162,12 @@ impl Floor {
                 "memory.kmem.usage_in_bytes",
             ]
         };
+        let slow_names: &[&str] = if is_v2() {
+            &["memory.events", "memory.swap.current", "memory.pressure", "cpu.stat"]
+        } else {
+            &["cpuacct.stat", "cpu.stat"]
+        };
+        let mut slow = vec![];
         let mut files = vec![File::open("/proc/meminfo")?];
         let mut directories = vec![];
         for path in paths {
@@ -171,9 +175,13 @@ impl Floor {
                 directories.push(File::open(path)?);
             }
             let of_memory = names.iter().map(|name| path.join(name));
-            // v1's cpu.stat is read every 10 s while there is no quota
-            let of_cpu = cgroups_of(path).into_iter().skip(1).map(|cgroup| cgroup.join("cpuacct.stat"));
-            for file in of_memory.chain(of_cpu) {
+            let of_all = cgroups_of(path);
+            let files_of_all =
+                of_all.iter().flat_map(|cgroup| slow_names.iter().map(|name| cgroup.join(name)));
+            let mut existing: Vec<_> = files_of_all.filter(|file| file.exists()).collect();
+            existing.dedup_by(|one, other| one.file_name() == other.file_name());
+            slow.extend(existing);
+            for file in of_memory {
                 match File::open(file) {
                     Ok(file) => files.push(file),
                     Err(error) if error.kind() == std::io::ErrorKind::NotFound => {} // this kernel has no such file
@@ -184,7 +192,7 @@ impl Floor {
                 files.push(File::open(format!("/proc/{pid}/statm"))?);
             }
         }
-        Ok(Self { files, directories, buffer: vec![0; 16 * 1024] })
+        Ok(Self { files, directories, slow, reads: 0, buffer: vec![0; 16 * 1024] })
     }
 
     fn read(&mut self) {
@@ -195,6 +203,12 @@ impl Floor {
             let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
             if let Ok(file) = rustix::fs::openat(directory, "cgroup.procs", flags, rustix::fs::Mode::empty())
             {
+                std::hint::black_box(rustix::io::read(&file, &mut self.buffer[..]).unwrap_or(0));
+            }
+        }
+        self.reads += 1;
+        for path in self.slow.iter().skip(self.reads % SLOW_EVERY).step_by(SLOW_EVERY) {
+            if let Ok(file) = File::open(path) {
                 std::hint::black_box(rustix::io::read(&file, &mut self.buffer[..]).unwrap_or(0));
             }
         }
@@ -237,6 +251,7 @@ struct Row {
     render_ms: f64,
     bytes: usize,
     resident_mib: f64,
+    total_mib: f64,
     cpu_percent: f64,
     /// Milliseconds of CPU per second, by thread.
     threads: BTreeMap<String, f64>,
@@ -315,7 +330,7 @@ fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
     let renders: Vec<f64> =
         (0..20).map(|_| timed(|| bytes = prometheus::render(&snapshot).expect("text").len())).collect();
     drop((floor, sampler, snapshot));
-    let (resident_mib, threads) = resident()?;
+    let (resident_mib, total_mib, threads) = memory_and_cpu()?;
     Ok(Row {
         containers: count,
         processes,
@@ -327,15 +342,51 @@ fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
         render_ms: median(&renders),
         bytes,
         resident_mib,
+        total_mib,
         cpu_percent: threads.values().sum::<f64>() / 10.0,
         threads,
     })
 }
 
-/// Measures resident memory and CPU time by thread of the real binary, all collectors on, scraped once a second for ten seconds.
-fn resident() -> std::io::Result<(f64, BTreeMap<String, f64>)> {
+/// A cgroup for the real binary, which is charged for the kernel's memory for it. Removed when dropped.
+struct OwnCgroup(PathBuf);
+
+impl OwnCgroup {
+    fn make() -> std::io::Result<Self> {
+        let root = Path::new(if is_v2() { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" });
+        let this = Self(root.join(format!("memledger-bench-own-{}", std::process::id())));
+        std::fs::create_dir(&this.0)?;
+        Ok(this)
+    }
+
+    /// Returns the MiB that the cgroup is charged for (v2), or those of the kernel alone (v1).
+    fn mib(&self) -> std::io::Result<f64> {
+        let name = if is_v2() { "memory.current" } else { "memory.kmem.usage_in_bytes" };
+        let text = std::fs::read_to_string(self.0.join(name))?;
+        Ok(text.trim().parse::<f64>().map_err(std::io::Error::other)? / f64::from(1 << 20))
+    }
+}
+
+impl Drop for OwnCgroup {
+    fn drop(&mut self) {
+        for _ in 0..1000 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Measures the memory and the CPU time by thread of the real binary, all collectors on, scraped once a second for ten seconds. The memory
+/// in MiB: resident at its peak, and with that of the kernel.
+fn memory_and_cpu() -> std::io::Result<(f64, f64, BTreeMap<String, f64>)> {
     let include = format!("--container.include=^{ID_PREFIX}");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_memledger"))
+    let cgroup = OwnCgroup::make()?;
+    let mut child = Command::new("sh")
+        .args(["-c", "echo $$ > \"$1/cgroup.procs\"; shift; exec \"$@\"", "sh"])
+        .arg(&cgroup.0)
+        .arg(env!("CARGO_BIN_EXE_memledger"))
         .args([
             "serve",
             "--web.listen-address=127.0.0.1:10899",
@@ -364,9 +415,11 @@ fn resident() -> std::io::Result<(f64, BTreeMap<String, f64>)> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("0");
     let kib: f64 = line.trim().trim_end_matches(" kB").parse().unwrap_or(0.0);
+    let charged = cgroup.mib()?;
     child.kill()?;
     child.wait()?;
-    Ok((kib / 1024.0, cpu))
+    let resident = kib / 1024.0;
+    Ok((resident, if is_v2() { charged } else { resident + charged }, cpu))
 }
 
 /// Measures `docker stats --no-stream` for ten containers in milliseconds; `None` without an engine and the tests' image.
@@ -404,20 +457,27 @@ fn part(rows: &[Row], docker: Option<f64>) -> String {
         "{}\n\nWritten by `make bench` (as root); do not edit. Measured on {cores} cores, kernel {}, cgroup \
          v{version}. Absolute times are this machine's; the ratio is what to \
          compare.\n\n\
-         *Floor*: the same kernel files, kept open (but for v1's lists of pids, which go stale), read by a minimal loop that \
-         parses nothing, in a process of its own. *Cycle*: the whole \
+         *Floor*: the same kernel files, read by a minimal loop that parses nothing, in a process of its own; kept open, but for v1's lists of \
+         pids, which go stale, and those of every fifth cycle. *Cycle*: the whole \
          cycle without the GPU driver and the proportional set sizes, which have threads of their own; its mean over {CYCLES} \
          simulated seconds includes what happens only every 5, 10 or 64 seconds. *Resident*: the peak of the real \
-         binary, all collectors on, scraped once a second. *CPU*: its share of one core.\n\n\
-         | containers | processes in each | floor ms | cycle ms (median) | cycle ms (mean) | mean / floor | allocations per cycle | series | render ms | per 1,000 series | text KiB | resident MiB | CPU % |\n\
-         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+         binary, all collectors on, scraped once a second. *In all*: with the kernel's memory for it, of open files above all: {} *CPU*: its \
+         share of one core. On cgroup v2 each read of `memory.stat` and `cpu.stat` may make the kernel sum counters of all CPUs, under a lock of \
+         the whole host: with many CPUs a cycle costs more than here, and nobody has measured how much.\n\n\
+         | containers | processes in each | floor ms | cycle ms (median) | cycle ms (mean) | mean / floor | allocations per cycle | series | render ms | per 1,000 series | text KiB | resident MiB | in all MiB | CPU % |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
         document::HEADINGS[0],
-        kernel.trim()
+        kernel.trim(),
+        if is_v2() {
+            "memory.current of its cgroup."
+        } else {
+            "the resident memory and memory.kmem.usage_in_bytes of its cgroup."
+        }
     );
     for row in rows {
         let _ = writeln!(
             text,
-            "| {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {} | {} | {:.2} | {:.2} | {} | {:.1} | {:.1} |",
+            "| {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {} | {} | {:.2} | {:.2} | {} | {:.1} | {:.1} | {:.1} |",
             row.containers,
             row.processes,
             row.floor_ms,
@@ -430,6 +490,7 @@ fn part(rows: &[Row], docker: Option<f64>) -> String {
             row.render_ms / row.series as f64 * 1e3,
             row.bytes / 1024,
             row.resident_mib,
+            row.total_mib,
             row.cpu_percent,
         );
     }
@@ -449,18 +510,20 @@ fn part(rows: &[Row], docker: Option<f64>) -> String {
     }
     let verdict = |met: bool| if met { "met" } else { "**missed**" };
     text.push('\n');
-    for (containers, max_resident_mib) in MAX_RESIDENT_MIB {
+    for (containers, max_resident_mib, max_total_mib) in MAX_MIB {
         let Some(row) = rows.iter().find(|row| row.containers == containers) else { continue };
         let ratio = row.cycle_mean_ms / row.floor_ms;
         let render = row.render_ms / row.series as f64 * 3e3;
         let _ = writeln!(
             text,
-            "Goals, with {containers} containers: a cycle at most 1.5 times the floor ({ratio:.2}, {}); at most \
-             {max_resident_mib:.0} MiB resident ({:.1}, {}); 3,000 series rendered in at most 5 ms, once per snapshot however \
+            "Goals, with {containers} containers: a cycle at most {MAX_RATIO} times the floor ({ratio:.2}, {}); at most \
+             {max_resident_mib:.0} MiB resident ({:.1}, {}), {max_total_mib:.0} MiB in all ({:.1}, {}); 3,000 series rendered in at most 5 ms, once per snapshot however \
              many scrape ({render:.1}, {}).\n",
-            verdict(ratio <= 1.5),
+            verdict(ratio <= MAX_RATIO),
             row.resident_mib,
             verdict(row.resident_mib <= max_resident_mib),
+            row.total_mib,
+            verdict(row.total_mib <= max_total_mib),
             verdict(render <= 5.0)
         );
     }

@@ -345,7 +345,7 @@ catalog! {
         "Lowest memory limit on the container's path to the root of the cgroup tree; absent when unlimited.";
     CONTAINER_MEMORY_HEADROOM = Gauge Container "memledger_container_memory_headroom_bytes" [] max CONTAINERS,
         "Lowest (limit + free swap - unreclaimable) of the limited cgroups on the container's path to the root; absent when unlimited.",
-        "Bytes until a kill. Free swap is what the host has left, within the cgroup's own limit of swap; on cgroup v1 it is taken for 0. memory.high, which throttles and does not kill, is not a limit here. See `memledger_container_memory_limit_utilization_ratio`.";
+        "Bytes until a kill. Huge pages are in no figure of the container; a host that charges them to its memory (memory_hugetlb_accounting) kills earlier by as much. Free swap is what the host has left, within the cgroup's own limit of swap; on cgroup v1 it is taken for 0. memory.high, which throttles and does not kill, is not a limit here. See `memledger_container_memory_limit_utilization_ratio`.";
     CONTAINER_MEMORY_LIMIT_UTILIZATION = Gauge Container "memledger_container_memory_limit_utilization_ratio" [] max CONTAINERS,
         "Highest unreclaimable / (lowest of limit and memory.high + free swap) of the cgroups on the container's path to the root; absent when unlimited.",
         "The container with the highest ratio is the next to run out of memory, or to be throttled at memory.high. Rank and alert on this: it takes memory and limit of the same level, however large another level is.";
@@ -353,17 +353,18 @@ catalog! {
         "Usage above which the kernel throttles and reclaims the container: memory.high; absent when unlimited and on cgroup v1.";
     CONTAINER_MEMORY_EVENTS = Counter Container "memledger_container_memory_events_total" ["event"] max CONTAINERS * 2, since Container,
         "Times that the container's usage was above memory.high (high) or about to exceed memory.max (max), from memory.events; cgroup v2.",
-        "`high`: a process was throttled and had to reclaim; `max`: an allocation at the limit, which reclaim may have served: no kill. Cgroups below count too.";
+        "Read in every fifth cycle, at least every 5 s. `high`: a process was throttled and had to reclaim; `max`: an allocation at the limit, which reclaim may have served: no kill. Cgroups below count too.";
     CONTAINER_MAJOR_FAULTS = Counter Container "memledger_container_major_page_faults_total" [] max CONTAINERS, since Container,
         "Page faults of the container that needed a read from disk: pgmajfault (cgroup v2) or total_pgmajfault (v1) of memory.stat.";
     CONTAINER_REFAULTS = Counter Container "memledger_container_refaults_total" ["kind"] max CONTAINERS * 2, since Container,
         "Pages read again after they were evicted, by kind (anon, file), from workingset_refault of memory.stat; cgroup v2, Linux 5.9.",
         "Growing quickly, the container needs more memory than it may use: it thrashes.";
     CONTAINER_CPU = Counter Container "memledger_container_cpu_seconds_total" ["mode"] max CONTAINERS * 2, since Container,
-        "CPU time of the container by mode (user, system): cpu.stat (cgroup v2) or cpuacct.stat (v1).";
+        "CPU time of the container by mode (user, system): cpu.stat (cgroup v2) or cpuacct.stat (v1).",
+        "Read in every fifth cycle, at least every 5 s: on cgroup v2 a read makes the kernel sum counters of all CPUs.";
     CONTAINER_CPU_THROTTLED = Counter Container "memledger_container_cpu_throttled_seconds_total" [] max CONTAINERS, since Container,
         "Time for which the container's CPU limit kept it from running, over all CPUs, from cpu.stat; absent without a CPU controller.",
-        "cgroup v1: of a container older than a minute, read every 10 s until it has a CPU limit.";
+        "Read in every fifth cycle, at least every 5 s.";
     CONTAINER_MEMORY_PEAK = Gauge Container "memledger_container_memory_peak_bytes" [] max CONTAINERS,
         "Highest usage since the container's start, including page cache: memory.peak (cgroup v2) or memory.max_usage_in_bytes (v1).",
         "memory.peak exists since Linux 5.19; on older kernels it is the highest sample of memledger. Kept as long as `memledger_container_info`.";
@@ -372,19 +373,20 @@ catalog! {
     CONTAINER_MEMORY_SWAP_LIMIT = Gauge Container "memledger_container_memory_swap_limit_bytes" [] max CONTAINERS,
         "Swap that the container may use: memory.swap.max; absent when unlimited, and on cgroup v1.";
     CONTAINER_PRESSURE_WAITING = Counter Container "memledger_container_memory_pressure_waiting_seconds_total" [] max CONTAINERS, since Container,
-        "Time in which at least one task of the container waited for memory (PSI some), from memory.pressure; cgroup v2 with PSI only.";
+        "Time in which at least one task of the container waited for memory (PSI some), from memory.pressure; cgroup v2 with PSI only.",
+        "Read in every fifth cycle, at least every 5 s.";
     CONTAINER_PRESSURE_STALLED = Counter Container "memledger_container_memory_pressure_stalled_seconds_total" [] max CONTAINERS, since Container,
         "Time in which all tasks of the container waited for memory at once (PSI full), from memory.pressure; cgroup v2 with PSI only.",
         "A part of `memledger_container_memory_pressure_waiting_seconds_total`: do not add the two.";
     CONTAINER_SHM_USED = Gauge Container "memledger_container_shm_used_bytes" [] max CONTAINERS,
-        "Used bytes of the container's own /dev/shm, from statfs; absent if it is not a tmpfs or is the host's, and without CAP_SYS_PTRACE.",
+        "Used bytes of the container's own /dev/shm, from statfs; absent if it is not a tmpfs or is the host's, without CAP_SYS_PTRACE, and before Linux 5.12.",
         "Containers that share one, as those of a pod do, have it once: the first that has a name, or else the one that started last. Read at most every 5 s.";
     CONTAINER_SHM_SIZE = Gauge Container "memledger_container_shm_size_bytes" [] max CONTAINERS,
-        "Size of the container's own /dev/shm, from statfs; needs CAP_SYS_PTRACE and Linux 5.12.",
+        "Size of the container's own /dev/shm, from statfs, or before Linux 5.12 from the mount table; needs CAP_SYS_PTRACE.",
         "Docker's default of 64 MiB is what kills DataLoaders. Read at most every 5 s.";
     CONTAINER_PROCESS_RSS = Gauge Container "memledger_container_process_rss_bytes" ["role"] max PER_ROLE,
         "Resident memory of the container's processes by role, from /proc/PID/statm; forked processes count shared pages again.",
-        "Never sum it or take shares of it: use `memledger_container_process_pss_bytes`.";
+        "Never sum it or take shares of it: use `memledger_container_process_pss_bytes`. Approximate on Linux 6.2 to 6.15, which counts it by CPU: with many CPUs it may be off by some MiB.";
     CONTAINER_PROCESS_PSS = Gauge Container "memledger_container_process_pss_bytes" ["role"] max PER_ROLE,
         "Proportional set size of the container's processes by role, from /proc/PID/smaps_rollup; needs CAP_SYS_PTRACE.",
         "It can be summed. Read at most every `--pss.interval` and cached until the next read, which is postponed by up to ten minutes while the container or the host is about to run out of memory. A process waits while it is read: one that would wait more than 50 ms is read once in ten minutes, and not at all above 500 ms; the largest of a container has instead what the others leave of its anonymous and mapped memory. Absent for a role that has a process younger than the last read, or one that is not read.";

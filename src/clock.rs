@@ -194,16 +194,24 @@ impl ClockStep {
 pub struct Cadence<const EVERY: u32> {
     last: Option<Timestamp>,
     readings_since: u32,
+    /// See [`Cadence::in_phase`].
+    phase: u32,
 }
 
 impl<const EVERY: u32> Cadence<EVERY> {
+    /// Returns a cadence that after the first reading is due `phase` readings earlier, modulo `EVERY`: many with different phases are not all due in
+    /// the same reading.
+    pub fn in_phase(phase: u32) -> Self {
+        Self { phase: phase % EVERY, ..Self::default() }
+    }
+
     /// Counts a reading. Returns whether the values are due in it.
     pub fn is_due(&mut self, now: Timestamp) -> bool {
         self.readings_since += 1;
         let interval = Duration::from_secs(EVERY.into());
         let is_due = self.readings_since >= EVERY || self.last.is_none_or(|last| now.since(last) >= interval);
         if is_due {
-            (self.last, self.readings_since) = (Some(now), 0);
+            (self.last, self.readings_since) = (Some(now), std::mem::take(&mut self.phase));
         }
         is_due
     }

@@ -1,8 +1,10 @@
 //! Memory of containers, from their cgroups.
 //!
 //! v2 provides `memory.current`, `memory.stat`, `memory.events` and the limits; v1 provides `memory.usage_in_bytes`, `memory.stat` and
-//! `memory.limit_in_bytes`. The files stay open between cycles. If a container was restarted under the same path, reads
-//! of the old files fail with *gone*, and the new files are opened.
+//! `memory.limit_in_bytes`. The files that are read in every cycle stay open. If a container was restarted under the same path, reads
+//! of the old files fail with *gone*, and the new files are opened. Others are closed in between, because an open file of the kernel takes
+//! 4 KiB: limits are read once a minute and when they change, pressure, counters and CPU times in every fifth cycle. On v2
+//! `cpu.stat` also takes a lock of the whole host.
 //!
 //! A limit may be set on any level above the container (a pod, a slice). Each level is read once per cycle, however
 //! many containers are below it.
@@ -15,10 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cgroup_limits::{LevelHeadroom, LimitFiles, LimitWatch, Limits, UnknownHeadroom};
-use super::container_cpu::{CpuFiles, CpuTimes};
+use super::container_cpu::CpuTimes;
 use super::{CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::catalog::*;
-use crate::clock::Timestamp;
+use crate::clock::{Cadence, Timestamp};
 use crate::discover::{Cgroup, Container, ContainerId, Hierarchy, Inventory, Version};
 use crate::host::{Dir, KernelFile, ReadError, classify};
 use crate::parse::kubernetes::Qos;
@@ -28,7 +30,11 @@ use crate::series::Series;
 /// Age from which a container without a cgroup counts as one that will get none.
 const STARTUP: Duration = Duration::from_secs(10);
 /// The most files of one container that stay open.
-const MAX_FILES: usize = 10;
+const MAX_FILES: usize = 4;
+/// Slow values are read in one of this many cycles, and at least once in as many seconds.
+const SLOW_EVERY: u32 = 5;
+/// Limit files of v2 and of v1.
+const LIMITS: [&[&str]; 2] = [&["memory.max", "memory.high", "memory.swap.max"], &["memory.limit_in_bytes"]];
 
 /// Memory of a container in one cycle, in bytes. `None`: not provided by this kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -154,6 +160,8 @@ pub struct Cgroups {
     watch: LimitWatch,
     buffer: Vec<u8>,
     cycle: u64,
+    /// How many containers were opened.
+    opened: u32,
     /// Free swap of the host.
     host_swap: u64,
 }
@@ -162,10 +170,25 @@ pub struct Cgroups {
 #[derive(Debug)]
 struct ContainerFiles {
     cgroup: Arc<Cgroup>,
-    memory: CgroupFiles,
-    cpu: CpuFiles,
+    /// The directory of its cgroup.
+    dir: PathBuf,
+    level: LevelFiles,
+    peak: Option<KernelFile>,
+    /// v2 only; open only while the host has free swap.
+    swap: Option<KernelFile>,
+    cadence: Cadence<SLOW_EVERY>,
+    slow: SlowValues,
     /// The levels above, nearest first, without the root, which has no limit.
     above: Vec<PathBuf>,
+}
+
+/// Values of a container that are not read in every cycle, as in [`ContainerMemory`].
+#[derive(Clone, Copy, Debug, Default)]
+struct SlowValues {
+    events: [Option<u64>; 2],
+    swap: Option<u64>,
+    pressure: Option<psi::Stalls>,
+    cpu: Option<CpuTimes>,
 }
 
 /// A cgroup above containers.
@@ -190,16 +213,6 @@ struct LevelFiles {
     kernel: Option<KernelFile>,
 }
 
-/// The open memory files of a container's cgroup.
-#[derive(Debug)]
-struct CgroupFiles {
-    level: LevelFiles,
-    events: Option<KernelFile>,
-    peak: Option<KernelFile>,
-    swap: Option<KernelFile>,
-    pressure: Option<KernelFile>,
-}
-
 impl LevelFiles {
     fn open(dir: &Dir, version: Version, watch: &mut LimitWatch) -> Result<Self, ReadError> {
         let stat = dir.file("memory.stat")?;
@@ -208,14 +221,14 @@ impl LevelFiles {
                 version,
                 usage: dir.file("memory.current")?,
                 stat,
-                limits: watch.open(dir, ["memory.max", "memory.high", "memory.swap.max"])?,
+                limits: watch.watch(dir, LIMITS[0])?,
                 kernel: None,
             },
             Version::V1 => Self {
                 version,
                 usage: dir.file("memory.usage_in_bytes")?,
                 stat,
-                limits: watch.open(dir, ["memory.limit_in_bytes"])?,
+                limits: watch.watch(dir, LIMITS[1])?,
                 kernel: dir.optional_file("memory.kmem.usage_in_bytes")?,
             },
         })
@@ -223,7 +236,7 @@ impl LevelFiles {
 
     /// Returns the number of open files.
     fn count(&self) -> usize {
-        2 + self.limits.count() + usize::from(self.kernel.is_some())
+        2 + usize::from(self.kernel.is_some())
     }
 
     fn number(file: &KernelFile, buffer: &mut Vec<u8>) -> Result<u64, ReadError> {
@@ -271,36 +284,40 @@ impl LevelFiles {
     }
 }
 
-impl CgroupFiles {
-    fn open(hierarchy: &Hierarchy, path: &Path, watch: &mut LimitWatch) -> Result<Self, ReadError> {
-        let dir = Dir::open(&hierarchy.root.join(path))?;
-        let level = LevelFiles::open(&dir, hierarchy.version, watch)?;
-        Ok(match hierarchy.version {
-            Version::V2 => Self {
-                level,
-                events: dir.optional_file("memory.events")?,
-                peak: dir.optional_file("memory.peak")?,
-                swap: dir.optional_file("memory.swap.current")?,
-                pressure: dir.optional_file("memory.pressure")?,
-            },
-            Version::V1 => Self {
-                level,
-                events: None,
-                peak: dir.optional_file("memory.max_usage_in_bytes")?,
-                swap: None,
-                pressure: None,
-            },
+impl ContainerFiles {
+    fn open(
+        hierarchy: &Hierarchy,
+        cgroup: &Arc<Cgroup>,
+        cadence: Cadence<SLOW_EVERY>,
+        watch: &mut LimitWatch,
+    ) -> Result<Self, ReadError> {
+        let dir = Dir::open(&hierarchy.root.join(&cgroup.path))?;
+        let above = cgroup.path.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty());
+        Ok(Self {
+            cgroup: Arc::clone(cgroup),
+            level: LevelFiles::open(&dir, hierarchy.version, watch)?,
+            peak: dir.optional_file(match hierarchy.version {
+                Version::V2 => "memory.peak",
+                Version::V1 => "memory.max_usage_in_bytes",
+            })?,
+            swap: None,
+            cadence,
+            slow: SlowValues::default(),
+            dir: dir.path().to_path_buf(),
+            above: above.map(Path::to_path_buf).collect(),
         })
     }
 
     /// Returns the number of open files.
     fn count(&self) -> usize {
-        self.level.count()
-            + [&self.events, &self.peak, &self.swap, &self.pressure].into_iter().flatten().count()
+        self.level.count() + [&self.peak, &self.swap].into_iter().flatten().count()
     }
 
     fn read(
         &mut self,
+        context: &Context<'_>,
+        hierarchy: &Hierarchy,
+        has_free_swap: bool,
         watch: &LimitWatch,
         buffer: &mut Vec<u8>,
         read_errors: &mut ReadErrors,
@@ -313,23 +330,63 @@ impl CgroupFiles {
                 read_errors.count("balance");
             }
         }
-        let limits = self.level.limits.read(watch, buffer)?;
+        let limits = self.level.limits.read(&self.dir, watch, buffer)?;
         (memory.limit, memory.high, memory.swap_limit) = (limits.max, limits.high, limits.swap);
-        if let Some(file) = &self.events {
-            memory.events = parse::values(file.read_once(buffer)?, [b"high", b"max"]);
-        }
         memory.peak = LevelFiles::optional(self.peak.as_ref(), buffer, read_errors)?;
-        if self.level.version == Version::V2 {
-            memory.swap = LevelFiles::optional(self.swap.as_ref(), buffer, read_errors)?;
+        if self.cadence.is_due(context.now) {
+            self.read_slow(context, hierarchy, buffer, read_errors)?;
         }
-        if let Some(file) = &self.pressure {
-            match file.read_once(buffer) {
-                Ok(text) => memory.pressure = psi::stalls(text),
-                Err(gone @ ReadError::Gone(_)) => return Err(gone),
-                Err(error) => read_errors.record(&error), // EOPNOTSUPP: PSI is disabled
-            }
+        (memory.events, memory.pressure) = (self.slow.events, self.slow.pressure);
+        if self.level.version == Version::V2 {
+            memory.swap = self.read_swap(has_free_swap, buffer, read_errors)?;
         }
         Ok(memory)
+    }
+
+    /// Returns the used swap: without free swap that of the slow values, because it does not grow.
+    fn read_swap(
+        &mut self,
+        has_free_swap: bool,
+        buffer: &mut Vec<u8>,
+        read_errors: &mut ReadErrors,
+    ) -> Result<Option<u64>, ReadError> {
+        if !has_free_swap {
+            self.swap = None;
+            return Ok(self.slow.swap);
+        }
+        if self.swap.is_none() {
+            self.swap = Dir::open(&self.dir)?.optional_file("memory.swap.current")?;
+        }
+        LevelFiles::optional(self.swap.as_ref(), buffer, read_errors)
+    }
+
+    fn read_slow(
+        &mut self,
+        context: &Context<'_>,
+        hierarchy: &Hierarchy,
+        buffer: &mut Vec<u8>,
+        read_errors: &mut ReadErrors,
+    ) -> Result<(), ReadError> {
+        let mut slow = SlowValues::default();
+        if hierarchy.version == Version::V2 {
+            let dir = Dir::open(&self.dir)?;
+            if let Some(file) = dir.optional_file("memory.events")? {
+                slow.events = parse::values(file.read_once(buffer)?, [b"high", b"max"]);
+            }
+            let swap = dir.optional_file("memory.swap.current")?;
+            slow.swap = LevelFiles::optional(swap.as_ref(), buffer, read_errors)?;
+            if let Some(file) = dir.optional_file("memory.pressure")? {
+                match file.read_once(buffer) {
+                    Ok(text) => slow.pressure = psi::stalls(text),
+                    Err(gone @ ReadError::Gone(_)) => return Err(gone),
+                    Err(error) => read_errors.record(&error), // EOPNOTSUPP: PSI is disabled
+                }
+            }
+        }
+        let cpu = CpuTimes::read(hierarchy, context.host_paths, &self.cgroup.path, buffer);
+        slow.cpu = read_errors.value(cpu);
+        self.slow = slow;
+        Ok(())
     }
 }
 
@@ -377,13 +434,14 @@ impl Cgroups {
         cgroup: &Arc<Cgroup>,
         read_errors: &mut ReadErrors,
     ) -> Result<(Box<ContainerFiles>, ContainerMemory), ReadError> {
-        let mut memory_files = CgroupFiles::open(hierarchy, &cgroup.path, &mut self.watch)?;
-        let memory = memory_files.read(&self.watch, &mut self.buffer, read_errors)?;
-        let cpu = CpuFiles::open(hierarchy, context.host_paths, &cgroup.path, context.now, read_errors);
-        let above = cgroup.path.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty());
-        let above = above.map(Path::to_path_buf).collect();
-        let files = ContainerFiles { cgroup: Arc::clone(cgroup), memory: memory_files, cpu, above };
-        Ok((Box::new(files), memory))
+        // those of other containers are due in other cycles
+        self.opened = self.opened.wrapping_add(1);
+        let cadence = Cadence::in_phase(self.opened);
+        let mut files = Box::new(ContainerFiles::open(hierarchy, cgroup, cadence, &mut self.watch)?);
+        let has_free_swap = self.host_swap > 0;
+        let memory =
+            files.read(context, hierarchy, has_free_swap, &self.watch, &mut self.buffer, read_errors)?;
+        Ok((files, memory))
     }
 
     /// Reads one container, from its files of the last cycle if they are still those of its cgroup.
@@ -396,27 +454,32 @@ impl Cgroups {
         files: Option<Box<ContainerFiles>>,
         read_errors: &mut ReadErrors,
     ) -> Result<(ContainerMemory, Option<CpuTimes>), ReadError> {
-        let (mut files, mut memory) = match files.filter(|files| files.cgroup.path == cgroup.path) {
-            Some(mut files) => match files.memory.read(&self.watch, &mut self.buffer, read_errors) {
-                Ok(memory) => (files, memory),
-                Err(error) if error.is_gone() => self.open_files(context, hierarchy, cgroup, read_errors)?,
-                Err(error) => {
-                    self.keep(&container.id, files);
-                    return Err(error);
+        let has_free_swap = self.host_swap > 0;
+        let (files, mut memory) = match files.filter(|files| files.cgroup.path == cgroup.path) {
+            Some(mut files) => {
+                let (watch, buffer) = (&self.watch, &mut self.buffer);
+                match files.read(context, hierarchy, has_free_swap, watch, buffer, read_errors) {
+                    Ok(memory) => (files, memory),
+                    Err(error) if error.is_gone() => {
+                        self.open_files(context, hierarchy, cgroup, read_errors)?
+                    }
+                    Err(error) => {
+                        self.keep(&container.id, files);
+                        return Err(error);
+                    }
                 }
-            },
+            }
             None => self.open_files(context, hierarchy, cgroup, read_errors)?,
         };
         self.apply_levels(hierarchy, &files.above, &mut memory, read_errors);
-        let times = files.cpu.read(context.now, &mut self.buffer, read_errors);
-        let times = read_errors.value(times);
+        let times = files.slow.cpu;
         self.keep(&container.id, files);
         Ok((memory, times))
     }
 
     /// Keeps the files of a container for the next cycle.
     fn keep(&mut self, id: &ContainerId, files: Box<ContainerFiles>) {
-        self.file_count += files.memory.count() + files.cpu.count();
+        self.file_count += files.count();
         self.containers.insert(id.clone(), files);
     }
 
@@ -438,7 +501,7 @@ impl Cgroups {
                 Some(level) if level.inode == inode => level.files,
                 _ => LevelFiles::open(&Dir::open(&full)?, hierarchy.version, &mut self.watch)?,
             };
-            let limits = files.limits.read(&self.watch, &mut self.buffer)?;
+            let limits = files.limits.read(&full, &self.watch, &mut self.buffer)?;
             // memory.stat of an unlimited level is not needed
             let pinned = match limits.lowest() {
                 Some(_) => files.parts(&mut self.buffer, read_errors)?.unreclaimable,

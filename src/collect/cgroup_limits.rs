@@ -1,9 +1,10 @@
 //! Limits of cgroups, which rarely change: read when inotify reports a change of one of them, and once a minute.
 
+use std::path::Path;
 use std::time::Duration;
 
 use crate::clock::Timestamp;
-use crate::host::{Dir, FileWatch, KernelFile, ReadError, WatchQueue};
+use crate::host::{Dir, FileWatch, ReadError, WatchQueue};
 use crate::parse::cgroup as parse;
 
 /// Longest time for which a limit is not read again.
@@ -63,40 +64,40 @@ impl LevelHeadroom {
     }
 }
 
-/// The open limit files of one cgroup, in the order of [`Limits`].
+/// The limit files of one cgroup. They are open only while they are read: an open file of the kernel takes 4 KiB.
 #[derive(Debug)]
 pub struct LimitFiles {
-    files: Vec<Option<KernelFile>>,
+    /// In the order of [`Limits`].
+    names: &'static [&'static str],
     /// Watches of the files. They end with them.
     watches: Vec<FileWatch>,
+    /// Number of files that exist.
+    existing: usize,
     /// The limits, and the generation in which they were read.
     read: Option<(u64, Limits)>,
 }
 
 impl LimitFiles {
-    fn is_watched(&self) -> bool {
-        self.watches.len() == self.count()
-    }
-
-    /// Returns the number of open files.
-    pub fn count(&self) -> usize {
-        self.files.iter().flatten().count()
-    }
-
-    /// Returns the limits, and reads them if they may have changed.
+    /// Returns the limits of the cgroup with this directory, and reads them if they may have changed.
     ///
     /// # Errors
-    /// A file cannot be read, or contains no limit.
-    pub fn read(&mut self, watch: &LimitWatch, buffer: &mut Vec<u8>) -> Result<Limits, ReadError> {
+    /// The cgroup is gone, or a file cannot be read or contains no limit.
+    pub fn read(
+        &mut self,
+        dir: &Path,
+        watch: &LimitWatch,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Limits, ReadError> {
         if let Some((generation, limits)) = self.read
-            && self.is_watched()
+            && self.watches.len() == self.existing
             && generation == watch.generation
         {
             return Ok(limits);
         }
+        let dir = Dir::open(dir)?;
         let mut values = [None; 3];
-        for (file, value) in self.files.iter().zip(&mut values) {
-            if let Some(file) = file {
+        for (name, value) in self.names.iter().zip(&mut values) {
+            if let Some(file) = dir.optional_file(name)? {
                 let limit = parse::limit(file.read_once(buffer)?);
                 *value = limit.ok_or_else(|| ReadError::malformed("the limit file of a cgroup"))?;
             }
@@ -127,28 +128,22 @@ impl LimitWatch {
         }
     }
 
-    /// Opens and watches the limit files of a cgroup. Files that cannot be watched are read in every cycle.
+    /// Watches the limit files of a cgroup. Files that cannot be watched are read in every cycle.
     ///
     /// # Errors
     /// The cgroup is gone, or a file cannot be opened.
-    pub fn open<const N: usize>(
-        &mut self,
-        dir: &Dir,
-        names: [&'static str; N],
-    ) -> Result<LimitFiles, ReadError> {
+    pub fn watch(&mut self, dir: &Dir, names: &'static [&'static str]) -> Result<LimitFiles, ReadError> {
         if self.queue.is_none() {
             self.queue = WatchQueue::new().ok();
         }
-        let mut watches = Vec::with_capacity(N);
-        let mut files = Vec::with_capacity(N);
+        let (mut watches, mut existing) = (Vec::with_capacity(names.len()), 0);
         for name in names {
-            let file = dir.optional_file(name)?;
-            if file.is_some() {
+            if dir.optional_file(name)?.is_some() {
+                existing += 1;
                 watches.extend(self.queue.as_ref().and_then(|queue| queue.add(&dir.path().join(name)).ok()));
             }
-            files.push(file);
         }
-        Ok(LimitFiles { files, watches, read: None })
+        Ok(LimitFiles { names, watches, existing, read: None })
     }
 
     /// Returns the number of watches in the kernel.

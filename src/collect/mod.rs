@@ -52,9 +52,9 @@ pub struct Context<'a> {
 pub struct CycleData {
     /// Memory of each container, by its number; `None` if its cgroup is gone or does not exist yet.
     pub memory: Vec<Option<cgroup::ContainerMemory>>,
-    /// Used and total bytes of each container's `/dev/shm`, by its number, also of one that containers share; `None` if it has
+    /// Used bytes, if they are known, and total ones of each container's `/dev/shm`, by its number, also of one that containers share; `None` if it has
     /// none of its own.
-    pub shm: Vec<Option<(u64, u64)>>,
+    pub shm: Vec<Option<(Option<u64>, u64)>>,
     /// True if the memory of every existing container was read, so that their sum is exact.
     pub memory_complete: bool,
     /// The number of open files of cgroups, and of those that could not be opened.

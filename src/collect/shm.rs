@@ -5,6 +5,8 @@
 //! ([`ResolveFlags::CACHED`]), so that no request reaches a file system of the container; and the mount must be a tmpfs
 //! by the kernel's own mount table before its size is read. Nothing stays open, since that would keep the memory of an
 //! ended container. The reads run on another thread ([`ReadPool`]), because there may be other ways to block them.
+//!
+//! Before Linux 5.12 there is no such lookup. The mount table has the size of the tmpfs then, and its use is unknown.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -58,7 +60,8 @@ struct MountKey {
 #[derive(Clone, Copy, Debug)]
 struct ContainerShm {
     mount: MountKey,
-    size: Size,
+    /// Used bytes, if they are known, and total ones.
+    size: (Option<u64>, u64),
     /// Start of the container's oldest process, in clock ticks since boot.
     start_ticks: u64,
     read_at: Timestamp,
@@ -92,8 +95,6 @@ pub struct SharedMemory {
     not_cached: HashSet<ContainerId>,
     host: HostShm,
     denied: bool,
-    /// This kernel lacks the flag that makes the lookup safe.
-    absent: bool,
 }
 
 /// A queued read: the process whose view of `/dev/shm` is read, the device of the host's own, and the mount that was found to be
@@ -211,7 +212,7 @@ fn container_shm(
         Err(Errno::AGAIN) => return Ok(ShmFound::NotCached),
         Err(Errno::LOOP | Errno::XDEV) => return Ok(ShmFound::NoTmpfs),
         // Linux 5.6 has openat2, 5.12 has the flag
-        Err(Errno::INVAL) => return Err(ReadError::Absent("openat2 with RESOLVE_CACHED".to_owned())),
+        Err(Errno::INVAL | Errno::NOSYS) => return listed_shm(&dir, process, host, buffer),
         Err(errno) => return Err(classify(errno, what())),
     };
     if host == Some(mount.device) {
@@ -231,11 +232,33 @@ fn container_shm(
     Ok(size.map_or(ShmFound::NotItsOwn, |size| {
         ShmFound::Tmpfs(ContainerShm {
             mount,
-            size,
+            size: (Some(size.0), size.1),
             start_ticks: process.start_ticks,
             read_at: Timestamp::now(),
         })
     }))
+}
+
+/// Returns the container's own `/dev/shm` by the mount table of one of its processes, without its use.
+fn listed_shm(
+    dir: &Dir,
+    process: Target,
+    host: Option<u64>,
+    buffer: &mut Vec<u8>,
+) -> Result<ShmFound, ReadError> {
+    process.check(dir, buffer)?;
+    let mut last = None; // it hides the others
+    dir.file("mountinfo")?.find_line(buffer, |lines| {
+        last = mount::tmpfs_at(lines, b"/dev/shm").or(last);
+        None::<()>
+    })?;
+    let Some(((major, minor), total)) = last else { return Ok(ShmFound::NotItsOwn) };
+    let mount = MountKey { unique_id: None, device: makedev(major, minor) };
+    if host == Some(mount.device) {
+        return Ok(ShmFound::NotItsOwn);
+    }
+    let (start_ticks, read_at) = (process.start_ticks, Timestamp::now());
+    Ok(ShmFound::Tmpfs(ContainerShm { mount, size: (None, total), start_ticks, read_at }))
 }
 
 impl SharedMemory {
@@ -298,7 +321,6 @@ impl SharedMemory {
                 }
                 ReadOutcome::Finished(Err(error)) => {
                     self.denied |= error.reason_label() == Some("permission");
-                    self.absent |= matches!(error, ReadError::Absent(_));
                     output.read_errors.record_of(&id, &error);
                     None
                 }
@@ -328,7 +350,9 @@ impl SharedMemory {
         let mut shown = HashSet::new();
         for (number, ContainerShm { mount, size: (used, size), .. }) in found {
             if shown.insert(mount.device) {
-                output.series.container(CONTAINER_SHM_USED, number as u32, [], used as f64);
+                if let Some(used) = used {
+                    output.series.container(CONTAINER_SHM_USED, number as u32, [], used as f64);
+                }
                 output.series.container(CONTAINER_SHM_SIZE, number as u32, [], size as f64);
             }
         }
@@ -362,7 +386,6 @@ impl Collector for SharedMemory {
         self.write(&context.inventory.containers, output);
         let nothing = self.sizes.values().all(Option::is_none);
         match () {
-            () if self.absent && nothing => CollectOutcome::NotPresent,
             () if (self.denied && nothing) || !output.cycle_data.processes.readable => CollectOutcome::Failed,
             () => CollectOutcome::Ok,
         }
@@ -374,11 +397,35 @@ mod tests {
     use super::*;
     use crate::discover::Identity;
 
+    /// As before Linux 5.12, for a process of this test.
+    #[test]
+    fn mount_table_has_the_size_without_a_lookup() {
+        let pid = std::process::id();
+        let dir = Dir::open(Path::new(&format!("/proc/{pid}"))).unwrap();
+        let mut buffer = Vec::new();
+        let stat = dir.file("stat").unwrap().read_once(&mut buffer).map(crate::parse::process::Stat::parse);
+        let process = Target { pid, start_ticks: stat.unwrap().unwrap().start_ticks };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let shm = open("/dev/shm", flags, Mode::empty()).unwrap();
+        let listed = listed_shm(&dir, process, None, &mut buffer).unwrap();
+        match (sizes(&shm).unwrap(), listed) {
+            (Some((_, total)), ShmFound::Tmpfs(found)) => {
+                assert_eq!(found.size, (None, total));
+                assert_eq!(found.mount.device, mount_of(&shm).unwrap().device);
+                let hosts = listed_shm(&dir, process, Some(found.mount.device), &mut buffer);
+                assert!(matches!(hosts, Ok(ShmFound::NotItsOwn)), "shared with the host");
+            }
+            // the kernel lists no size where it is the default
+            (_, listed) => assert!(matches!(listed, ShmFound::NotItsOwn), "{listed:?}"),
+        }
+    }
+
     #[test]
     fn size_of_shared_one_is_known_for_each_container_and_exported_once() {
         let ids = ["own", "sidecar", "trainer", "pause", "trainer-2", "pause-2"];
-        let shm = |device, size, start_ticks| {
+        let shm = |device, (used, size), start_ticks| {
             let mount = MountKey { unique_id: Some(30 + device), device };
+            let size = (Some(used), size);
             Some(ContainerShm { mount, size, start_ticks, read_at: Timestamp::now() })
         };
         let pod = |start_ticks| shm(7, (60, 64), start_ticks);
@@ -397,8 +444,8 @@ mod tests {
         let unnamed = ["none", "own", "pause", "pause-2", "trainer-2"].map(plain);
         let containers: Vec<_> = unnamed.into_iter().chain([named("sidecar"), named("trainer")]).collect();
         collector.write(&containers, &mut output);
-        let (pod, unnamed) = (Some((60, 64)), Some((2, 64)));
-        assert_eq!(cycle_data.shm, [None, Some((1, 64)), pod, unnamed, unnamed, pod, pod]);
+        let (pod, unnamed) = (Some((Some(60), 64)), Some((Some(2), 64)));
+        assert_eq!(cycle_data.shm, [None, Some((Some(1), 64)), pod, unnamed, unnamed, pod, pod]);
         let used = series.rows().iter().filter(|row| row.family == FamilyId::CONTAINER_SHM_USED);
         let mut used: Vec<_> = used.map(|row| (row.container, row.value)).collect();
         used.sort_by_key(|(container, _)| *container);

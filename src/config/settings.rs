@@ -142,7 +142,7 @@ settings! {
         /// the engines of users, which are then trusted: see SECURITY.md. At most 64 sockets that match are used. The
         /// service needs CAP_DAC_OVERRIDE for sockets of users. Empty: off.
         docker: Vec<PathBuf> = path("docker.socket", &["/var/run/docker.sock"]);
-        /// Podman's socket; several and `*` as for Docker, such as /run/user/*/podman/podman.sock. Empty: off.
+        /// Podman's socket; several and `*` as for Docker, such as /run/user/*/podman/podman.sock. Empty: off. A service that systemd starts for the socket keeps running while memledger is connected.
         podman: Vec<PathBuf> = path("podman.socket", &["/run/podman/podman.sock"]);
     }
 

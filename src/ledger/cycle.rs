@@ -205,6 +205,7 @@ fn gpu_uses(context: &Context<'_>, cycle_data: &CycleData, attribution: &Attribu
 fn sample(now: Timestamp, cycle_data: &CycleData, number: usize) -> Option<UsageSample> {
     let memory = cycle_data.memory.get(number)?.as_ref()?;
     let (shm_used_bytes, shm_size_bytes) = cycle_data.shm.get(number).copied().flatten().unzip();
+    let shm_used_bytes = shm_used_bytes.flatten();
     Some(UsageSample {
         at: now.unix_seconds(),
         usage_bytes: memory.usage,
@@ -307,7 +308,7 @@ mod tests {
     #[test]
     fn sample_has_the_shared_memory_of_its_container() {
         let memory = vec![Some(crate::collect::cgroup::ContainerMemory::default()); 2];
-        let cycle_data = CycleData { memory, shm: vec![None, Some((60, 64))], ..CycleData::default() };
+        let cycle_data = CycleData { memory, shm: vec![None, Some((Some(60), 64))], ..CycleData::default() };
         let shm = |number| {
             let sample = sample(Timestamp::now(), &cycle_data, number).unwrap();
             (sample.shm_used_bytes, sample.shm_size_bytes)

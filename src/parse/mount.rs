@@ -38,6 +38,23 @@ pub fn device_at(mountinfo: &[u8], mount_point: &[u8]) -> Option<(u32, u32)> {
     devices.last()
 }
 
+/// Returns the device and the size in bytes of a tmpfs that is mounted there with a size limit, by the last of these mounts.
+pub fn tmpfs_at(mountinfo: &[u8], mount_point: &[u8]) -> Option<((u32, u32), u64)> {
+    let device = device_at(mountinfo, mount_point)?;
+    let is_there = |line: &&[u8]| line.split(|&b| b == b' ').nth(4) == Some(mount_point);
+    let line = super::lines(mountinfo).filter(is_there).last()?;
+    let mut fields = line.split(|&b| b == b' ').skip_while(|field| *field != b"-");
+    if fields.nth(1)? != b"tmpfs" {
+        return None;
+    }
+    let size = fields.nth(1)?.split(|&b| b == b',').find_map(|option| option.strip_prefix(b"size="))?;
+    let (number, unit) = match size.split_last()? {
+        (b'k', number) => (number, 1024),
+        _ => (size, 1),
+    };
+    Some((device, super::number(number)?.checked_mul(unit)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +77,18 @@ mod tests {
         assert_eq!(device_at(text, b"/dev"), None);
     }
 
+    #[test]
+    fn size_of_a_tmpfs_is_an_option_of_its_file_system() {
+        let text = b"25 24 0:23 / /dev/shm rw,nosuid shared:4 - tmpfs shm rw,size=65536k,inode64\n\
+            26 24 0:24 / /run rw - tmpfs tmpfs rw\n27 24 0:25 / /a rw,size=1k - ext4 /dev/x rw,size=1k\n\
+            28 24 0:26 / /b rw - tmpfs tmpfs rw,size=512\n29 24 0:27 / /c rw - tmpfs tmpfs rw,size=99999999999999999999k\n";
+        assert_eq!(tmpfs_at(text, b"/dev/shm"), Some(((0, 23), 64 << 20)));
+        assert_eq!(tmpfs_at(text, b"/b"), Some(((0, 26), 512)));
+        for without in [&b"/run"[..], b"/a", b"/c", b"/dev"] {
+            assert_eq!(tmpfs_at(text, without), None);
+        }
+    }
+
     proptest! {
         #[test]
         fn finds_any_mount(ids in proptest::collection::hash_set(1_u64..100_000, 1..5), point in "/[!-~]{0,30}",
@@ -76,6 +105,7 @@ mod tests {
         fn never_panics_on_any_bytes(bytes: Vec<u8>, id: u64) {
             let _ = find(&bytes, id);
             let _ = device_at(&bytes, b"/dev/shm");
+            let _ = tmpfs_at(&bytes, b"/dev/shm");
         }
     }
 }

@@ -4,10 +4,9 @@
 //!
 //! * `pytorch-1.13-without-gpu.jsonl`: real DataLoaders and real torchrun of PyTorch 1.13 (Debian 12's), on a machine without
 //!   a GPU. The ranks have memory of one only by an entry in the fake library's list.
+//! * `h200-torch-2.11.jsonl`: PyTorch 2.11 with CUDA 13.0 and NCCL on an H200, driver 580.159.04, 2026-11-26.
 //! * `stand-in.jsonl`: the dry run, so Python's own `multiprocessing` and not PyTorch. Its workers have the name that newer
 //!   PyTorch gives them.
-//!
-//! A recording from a machine with a GPU belongs beside them.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -226,9 +226,9 @@ fn levels_open_only_the_files_that_they_need() {
     let files = files.map(|name| (name, if name.ends_with("stat") { "anon 1\n" } else { "1\n" }));
     cgroup(folder.path(), "pod", &files);
     cgroup(folder.path(), "pod/a", &files);
-    assert_eq!(collect(folder.path(), &[("a", "pod/a")]).cgroup_files, 10 + 5);
+    assert_eq!(collect(folder.path(), &[("a", "pod/a")]).cgroup_files, 3 + 2);
     let missing = collect(folder.path(), &[("a", "pod/a"), ("missing", "pod/missing")]);
-    assert_eq!(missing.cgroup_files, 10 + 5 + MAX_FILES, "with those that are still to be opened");
+    assert_eq!(missing.cgroup_files, 3 + 2 + MAX_FILES, "with those that are still to be opened");
 }
 
 #[test]
