@@ -95,7 +95,7 @@ fn both_are_killed(hog: &Path, cgroup: &Cgroup, files: &[&str]) -> Outcome<bool>
     Ok(!status.success())
 }
 
-fn part() -> Outcome<String> {
+fn kill_part() -> Outcome<String> {
     let (hog, cgroup) = (hog()?, Cgroup::new()?);
     let mut rows = String::new();
     for (name, files) in READERS {
@@ -107,11 +107,10 @@ fn part() -> Outcome<String> {
         rows.push_str(&format!("| {name} | {both} of {RUNS} |\n"));
     }
     Ok(format!(
-        "{}\n\nA cgroup with a limit of {LIMIT_MIB} MiB, a victim, and another process that allocates and frees \
+        "### Who reads while the kernel kills\n\nA cgroup with a limit of {LIMIT_MIB} MiB, a victim, and another process that allocates and frees \
          {CHURN_MIB} MiB all the time. A reader reads files of the victim in a loop until it \
          has ended: the worst case. See [decision 0017](decisions/0017-nothing-holds-on-to-memory-that-runs-out.md) for \
          what memledger does about it.\n\n| read of the victim | the kernel killed both |\n| --- | --- |\n{rows}",
-        document::HEADINGS[4],
     ))
 }
 
@@ -238,13 +237,12 @@ fn wait_part() -> Outcome<String> {
         ));
     }
     Ok(format!(
-        "{}\n\nA process with this resident memory in pages of 4 KiB maps, touches and unmaps 64 KiB all the time. Its longest \
+        "### What a process waits for a walk of its memory\n\nA process with this resident memory in pages of 4 KiB maps, touches and unmaps 64 KiB all the time. Its longest \
          wait within {} s while nothing reads; while memledger runs with `--pss.interval=1s`; and while `smaps_rollup` is read once, with the duration of \
          that read. memledger assumes 20 ms for each GiB until it has read a process of that size faster. It \
          reads at most 50 ms in an interval and 500 ms in ten minutes, and not the largest process of a container \
          if that would wait longer than 50 ms: that has what the others leave. On a busy machine a wait also has the time for which \
          either waited for a CPU.\n\n| resident, GiB | idle, ms | memledger, ms | a read, ms | it takes, ms |\n| --- | --- | --- | --- | --- |\n{rows}",
-        document::HEADINGS[5],
         WAIT_RUN.as_secs(),
     ))
 }
@@ -253,6 +251,5 @@ fn main() -> Outcome<()> {
     if document::is_test_listing() {
         return Ok(());
     }
-    document::write(&wait_part()?)?;
-    Ok(document::write(&part()?)?)
+    Ok(document::write(&format!("{}\n\n{}\n{}", document::HEADINGS[4], wait_part()?, kill_part()?))?)
 }

@@ -7,13 +7,12 @@
 use std::path::Path;
 
 /// The parts, in the order in which `make bench` runs the benches.
-pub const HEADINGS: [&str; 12] = [
+pub const HEADINGS: [&str; 11] = [
     "# Performance",
     "## The OOM ledger",
     "## GPUs",
     "## GPUs of DRM drivers",
-    "## Who reads while the kernel kills",
-    "## What a process waits for a walk of its memory",
+    "## What a read does to its process",
     "## Pods over CRI",
     "## OTLP",
     "## Many requests at once",

@@ -90,7 +90,7 @@ struct Share {
 
 /// The last walk of a process.
 #[derive(Clone, Copy, Debug)]
-struct Walk {
+struct SmapsWalk {
     at: Timestamp,
     /// CPU time of the walk: how long the process had to wait.
     took: Duration,
@@ -111,17 +111,21 @@ enum ShareSource {
 }
 
 /// Returns how long a process of this size waits for its walk: as for its last one, and as long as assumed for what it has more since.
-fn expected_wait(rss: u64, last: Option<&Walk>) -> Duration {
+fn expected_wait(rss: u64, last: Option<&SmapsWalk>) -> Duration {
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     let Some(last) = last else { return ASSUMED_WALK_PER_GIB.mul_f64(gib(rss)) };
     let remaining = (rss as f64 / last.rss.max(1) as f64).min(1.0);
     last.took.mul_f64(remaining) + ASSUMED_WALK_PER_GIB.mul_f64(gib(rss.saturating_sub(last.rss)))
 }
 
-/// Decides how the share of each process of a container is found. `processes`: their resident memory and last walks; `has_figure`:
-/// the container has a figure of which the others leave the largest's share.
-fn share_sources(now: Timestamp, processes: &[(u64, Option<&Walk>)], has_figure: bool) -> Vec<ShareSource> {
-    let source = |(rss, last): &(u64, Option<&Walk>)| {
+/// Decides how the share of each process of a container is found. `processes`: their resident memory and last walks; `has_figure`
+/// returns whether the container has a figure of which the others leave the largest's share.
+fn share_sources(
+    now: Timestamp,
+    processes: &[(u64, Option<&SmapsWalk>)],
+    has_figure: impl FnOnce() -> bool,
+) -> Vec<ShareSource> {
+    let source = |(rss, last): &(u64, Option<&SmapsWalk>)| {
         let wait = expected_wait(*rss, *last);
         match last.filter(|last| now.since(last.at) < RARE_INTERVAL) {
             _ if wait <= MAX_WAIT => ShareSource::Walk,
@@ -133,11 +137,10 @@ fn share_sources(now: Timestamp, processes: &[(u64, Option<&Walk>)], has_figure:
         }
     };
     let mut sources: Vec<_> = processes.iter().map(source).collect();
-    let largest = (0..processes.len()).max_by_key(|at| processes[*at].0);
-    if let Some(largest) = largest.filter(|_| has_figure) {
+    if let Some(largest) = (0..processes.len()).max_by_key(|at| processes[*at].0) {
         let (rss, last) = processes[largest];
         let others_known = (0..sources.len()).all(|at| at == largest || sources[at] != ShareSource::Unknown);
-        if others_known && expected_wait(rss, last) > MAX_WAIT {
+        if expected_wait(rss, last) > MAX_WAIT && others_known && has_figure() {
             sources[largest] = ShareSource::Remainder;
         }
     }
@@ -149,13 +152,10 @@ fn share_sources(now: Timestamp, processes: &[(u64, Option<&Walk>)], has_figure:
 fn shared_memory(context: &Context<'_>, output: &Output<'_>, number: usize) -> Option<u64> {
     let containers = &context.inventory.containers;
     let path = &containers[number].cgroup.as_ref()?.path;
-    let is_inside =
-        |other: &Container| other.cgroup.as_ref().is_some_and(|cgroup| cgroup.path.starts_with(path));
-    if containers
-        .iter()
-        .enumerate()
-        .any(|(other, container)| other != number && container.nested && is_inside(container))
-    {
+    let is_inside = |other: &Container| {
+        other.cgroup.as_ref().is_some_and(|cgroup| cgroup.path != *path && cgroup.path.starts_with(path))
+    };
+    if containers.iter().any(|other| other.nested && is_inside(other)) {
         return None;
     }
     let memory = output.cycle_data.memory.get(number)?.as_ref()?;
@@ -192,7 +192,7 @@ pub struct Pss {
     /// Start of the newest measurement of each container.
     started: HashMap<ContainerId, Timestamp>,
     /// Last walks of its processes.
-    walks: HashMap<ContainerId, HashMap<Target, Walk>>,
+    walks: HashMap<ContainerId, HashMap<Target, SmapsWalk>>,
     pool: Option<ReadPool<TargetOwner, Share, PssRead>>,
     measuring: HashMap<ContainerId, Measurement>,
     shares: HashMap<ContainerId, Arc<MeasuredShares>>,
@@ -240,7 +240,7 @@ impl Pss {
             }
             self.started.insert(container.id.clone(), context.now);
             let is_complete = output.cycle_data.processes.complete(number);
-            let has_figure = is_complete && shared_memory(context, output, number).is_some();
+            let has_figure = || is_complete && shared_memory(context, output, number).is_some();
             let targets = members
                 .iter()
                 .map(|process| Target { pid: process.pid, start_ticks: process.meta.start_ticks })
@@ -316,7 +316,7 @@ impl Pss {
                 ReadOutcome::Finished(Ok((Some(bytes), took))) => {
                     measurement.took += took;
                     measurement.bytes.insert(share.target.pid, (share.target.start_ticks, bytes));
-                    let walk = Walk { at: context.now, took, rss: share.rss, bytes };
+                    let walk = SmapsWalk { at: context.now, took, rss: share.rss, bytes };
                     self.walks.entry(id.clone()).or_default().insert(share.target, walk);
                 }
                 ReadOutcome::Finished(Ok((None, _))) => measurement.has_failed = true,
@@ -426,8 +426,8 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn walk(at: Timestamp, millis: u64, rss: u64) -> Walk {
-        Walk { at, took: Duration::from_millis(millis), rss, bytes: rss / 4 }
+    fn walk(at: Timestamp, millis: u64, rss: u64) -> SmapsWalk {
+        SmapsWalk { at, took: Duration::from_millis(millis), rss, bytes: rss / 4 }
     }
 
     #[test]
@@ -444,7 +444,7 @@ mod tests {
     fn walks_a_process_as_often_as_it_may_wait() {
         let began = Timestamp::now();
         let soon = began.plus(Duration::from_secs(15));
-        let sources = |now, rss, last: Option<&Walk>| share_sources(now, &[(rss, last)], false)[0];
+        let sources = |now, rss, last: Option<&SmapsWalk>| share_sources(now, &[(rss, last)], || false)[0];
         assert_eq!(sources(soon, 2 * GIB, None), ShareSource::Walk);
         assert_eq!(sources(soon, 25 * GIB, None), ShareSource::Walk);
         let rare = walk(began, 400, 25 * GIB);
@@ -462,11 +462,11 @@ mod tests {
     fn workers_of_a_large_parent_keep_their_shares() {
         let began = Timestamp::now();
         let rss = [8 * GIB + 1, 8 * GIB, 8 * GIB];
-        let first = share_sources(began, &rss.map(|rss| (rss, None)), true);
+        let first = share_sources(began, &rss.map(|rss| (rss, None)), || true);
         assert_eq!(first, [ShareSource::Remainder, ShareSource::Walk, ShareSource::Walk]);
         let walked = walk(began, 100, 8 * GIB);
         let later = [(rss[0], None), (rss[1], Some(&walked)), (rss[2], None)];
-        let next = share_sources(began.plus(Duration::from_secs(15)), &later, true);
+        let next = share_sources(began.plus(Duration::from_secs(15)), &later, || true);
         assert_eq!(next, [ShareSource::Remainder, ShareSource::LastWalk(walked.bytes), ShareSource::Walk]);
     }
 
@@ -474,7 +474,7 @@ mod tests {
     fn largest_process_is_unknown_where_others_are() {
         let sources = |rss: &[u64], has_figure| {
             let processes: Vec<_> = rss.iter().map(|rss| (*rss, None)).collect();
-            share_sources(Timestamp::now(), &processes, has_figure)
+            share_sources(Timestamp::now(), &processes, || has_figure)
         };
         assert_eq!(sources(&[200 * GIB], true), [ShareSource::Remainder]);
         assert_eq!(sources(&[200 * GIB], false), [ShareSource::Unknown]);

@@ -176,10 +176,9 @@ fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, 
     let held = roles("dataloader_worker", count);
     let Some(pss) = workers.pss_bytes else {
         advice.push(format!(
-            "Fewer NUM_WORKERS{value}. {held} ran, with together {} resident, shared pages counted again. What each holds alone is not \
+            "Fewer NUM_WORKERS{value}. {held} ran. What each holds alone is not \
              known: its proportional share (PSS) was not read, which needs CAP_SYS_PTRACE, happens every 15 s at most, and never \
              for a process that would wait long for it.",
-            bytes(workers.rss_bytes)
         ));
         return;
     };

@@ -106,7 +106,7 @@ fn at_its_limit_with_less_known() -> Vec<Case> {
             })],
             cause: Cause::OomLimitWorker,
             confidence: Confidence::Certain,
-            expected: &["the memory of each is not known", "CAP_SYS_PTRACE"],
+            expected: &["What each holds alone is not known", "CAP_SYS_PTRACE"],
             not: &[" each (", " fit", "70.0 GiB"],
             computed: &[],
         },
