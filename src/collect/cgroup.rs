@@ -55,6 +55,8 @@ pub struct ContainerMemory {
     pub kernel: Option<u64>,
     /// Memory that the kernel cannot reclaim.
     pub unreclaimable: Option<u64>,
+    /// What of it the kernel may move into swap: not kernel memory, and not what is locked.
+    pub swappable: u64,
     /// Own limit; `None` when unlimited.
     pub limit: Option<u64>,
     /// Lowest limit on the path to the root; `None` when unlimited.
@@ -198,8 +200,13 @@ struct Level {
     /// Of its directory: another one under the same path has its own limits.
     inode: u64,
     cycle: u64,
-    limit: Option<u64>,
-    headroom: LevelHeadroom,
+    limits: Limits,
+    /// Memory that the kernel cannot reclaim; `None` if it is unknown, or not needed.
+    unreclaimable: Option<u64>,
+    /// What of it the kernel may swap.
+    swappable: u64,
+    /// Free swap within its own limit.
+    free_swap: u64,
 }
 
 /// The open files that memory and limits of a cgroup need.
@@ -371,7 +378,11 @@ impl ContainerFiles {
         if hierarchy.version == Version::V2 {
             let dir = Dir::open(&self.dir)?;
             if let Some(file) = dir.optional_file("memory.events")? {
-                slow.events = parse::values(file.read_once(buffer)?, [b"high", b"max"]);
+                match file.read_once(buffer) {
+                    Ok(text) => slow.events = parse::values(text, [b"high", b"max"]),
+                    Err(gone @ ReadError::Gone(_)) => return Err(gone),
+                    Err(error) => read_errors.record(&error),
+                }
             }
             let swap = dir.optional_file("memory.swap.current")?;
             slow.swap = LevelFiles::optional(swap.as_ref(), buffer, read_errors)?;
@@ -409,6 +420,8 @@ fn apply_v2(memory: &mut ContainerMemory, stat: parse::StatV2) {
     memory.file = stat.file.zip(stat.shmem).map(|(file, shmem)| file.saturating_sub(shmem));
     memory.kernel = stat.kernel.or(summed);
     memory.unreclaimable = sum(&[stat.anon, stat.shmem, pinned, stat.sock]);
+    let pages = sum(&[stat.anon, stat.shmem]).unwrap_or(0);
+    memory.swappable = pages.saturating_sub(stat.unevictable.unwrap_or(0));
 }
 
 fn apply_v1(memory: &mut ContainerMemory, stat: parse::StatV1, kernel: Option<u64>) {
@@ -503,26 +516,28 @@ impl Cgroups {
             };
             let limits = files.limits.read(&full, &self.watch, &mut self.buffer)?;
             // memory.stat of an unlimited level is not needed
-            let pinned = match limits.lowest() {
-                Some(_) => files.parts(&mut self.buffer, read_errors)?.unreclaimable,
-                None => None,
+            let (unreclaimable, swappable) = match limits.lowest() {
+                Some(_) => {
+                    let memory = files.parts(&mut self.buffer, read_errors)?;
+                    (memory.unreclaimable, memory.swappable)
+                }
+                None => (None, 0),
             };
-            let swap = match limits.swap.filter(|_| self.host_swap > 0) {
+            let free_swap = match limits.swap.filter(|_| self.host_swap > 0) {
                 Some(limit) => {
                     let used = Dir::open(&full)?.optional_file("memory.swap.current")?;
                     let used = LevelFiles::optional(used.as_ref(), &mut self.buffer, read_errors)?;
-                    used.map_or(0, |used| limit.saturating_sub(used)).min(self.host_swap)
+                    used.map_or(0, |used| limit.saturating_sub(used))
                 }
-                None if hierarchy.version == Version::V2 => self.host_swap,
-                None => 0,
+                None => u64::MAX,
             };
-            let (limit, headroom) = (limits.max, LevelHeadroom::of(limits, pinned, swap));
-            self.levels.insert(path.to_path_buf(), Level { files, inode, cycle, limit, headroom });
+            let level = Level { files, inode, cycle, limits, unreclaimable, swappable, free_swap };
+            self.levels.insert(path.to_path_buf(), level);
         }
         self.levels.get(path).ok_or_else(|| ReadError::Gone(path.display().to_string()))
     }
 
-    /// Applies the limits of the levels above to a reading.
+    /// Applies the limits of the levels above to a reading. A limit of swap holds for the levels below it too.
     fn apply_levels(
         &mut self,
         hierarchy: &Hierarchy,
@@ -531,18 +546,16 @@ impl Cgroups {
         read_errors: &mut ReadErrors,
     ) {
         memory.effective_limit = memory.limit;
-        let own = Limits { max: memory.limit, high: memory.high, swap: memory.swap_limit };
+        let mut tightest = LevelHeadroom::UNLIMITED;
         // v1 limits memory and swap together, so how much of it is left is not known there
-        let swap = match (hierarchy.version, memory.swap) {
-            (Version::V2, Some(used)) => own.swap.map_or(u64::MAX, |limit| limit.saturating_sub(used)),
-            _ => 0,
-        };
-        let mut tightest = LevelHeadroom::of(own, memory.unreclaimable, swap.min(self.host_swap));
-        for path in above {
+        let mut free_swap = if hierarchy.version == Version::V2 { self.host_swap } else { 0 };
+        for path in above.iter().rev() {
             match self.level(hierarchy, path, read_errors) {
                 Ok(level) => {
-                    memory.effective_limit = memory.effective_limit.into_iter().chain(level.limit).min();
-                    tightest = tightest.and(level.headroom);
+                    free_swap = free_swap.min(level.free_swap);
+                    memory.effective_limit = memory.effective_limit.into_iter().chain(level.limits.max).min();
+                    let swap = free_swap.min(level.swappable);
+                    tightest = tightest.and(LevelHeadroom::of(level.limits, level.unreclaimable, swap));
                 }
                 Err(error) => {
                     read_errors.record(&error);
@@ -554,6 +567,14 @@ impl Cgroups {
                 }
             }
         }
+        let own = Limits { max: memory.limit, high: memory.high, swap: memory.swap_limit };
+        free_swap = match (memory.swap, own.swap) {
+            (Some(used), Some(limit)) => free_swap.min(limit.saturating_sub(used)),
+            (Some(_), None) => free_swap,
+            (None, _) => 0,
+        };
+        let swap = free_swap.min(memory.swappable);
+        tightest = tightest.and(LevelHeadroom::of(own, memory.unreclaimable, swap));
         memory.headroom = tightest.headroom.ok().flatten();
         memory.limit_utilization = tightest.utilization.ok().flatten();
     }

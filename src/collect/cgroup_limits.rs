@@ -42,6 +42,9 @@ pub struct LevelHeadroom {
 }
 
 impl LevelHeadroom {
+    /// That of a level without limits.
+    pub const UNLIMITED: Self = Self { headroom: Ok(None), utilization: Ok(None) };
+
     /// Returns the headroom of a level with these limits, this unreclaimable memory and so much free swap, into which the kernel moves
     /// a part of that memory before it kills.
     pub fn of(limits: Limits, unreclaimable: Option<u64>, free_swap: u64) -> Self {

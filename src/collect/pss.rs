@@ -5,7 +5,7 @@
 //!
 //! * It is assumed to take [`ASSUMED_WALK_PER_GIB`], until a walk of that process has taken less.
 //! * A process that waits at most [`MAX_WAIT`] is walked once per `--pss.interval`; one that waits at most [`MAX_RARE_WAIT`], once per
-//!   [`RARE_INTERVAL`]; one that would wait longer, never.
+//!   [`RARE_INTERVAL`], new ones of the same container too; one that would wait longer, never.
 //! * The largest process of a container is not walked where it would wait more than [`MAX_WAIT`]: its share is what the shares of the
 //!   others leave of the anonymous and mapped memory that its cgroup is charged for.
 //!
@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::memory_headroom::{LowHeadroom, MemoryHeadroom};
+use super::process::resident_memory;
 use super::target::{Target, TargetOwner};
 use super::{CollectOutcome, Collector, Context, Output};
 use crate::clock::Timestamp;
@@ -42,7 +43,10 @@ const MAX_WAIT: Duration = Duration::from_millis(50);
 const MAX_RARE_WAIT: Duration = Duration::from_millis(500);
 /// See [`MAX_RARE_WAIT`].
 const RARE_INTERVAL: Duration = Duration::from_secs(600);
-/// A walk is out of date if the resident memory has changed since by more than one part in this many.
+/// Rare walks of a container begin within this time of each other: its processes may start one after the other.
+const RARE_WINDOW: Duration = Duration::from_secs(30);
+/// A walk is out of date if the resident memory, or the anonymous memory of the container, has changed since by more than one part in
+/// this many.
 const MAX_CHANGE_DIVISOR: u64 = 8;
 /// The shares of a container expire this many intervals after they were read.
 const VALID_INTERVALS: u32 = 4;
@@ -85,7 +89,18 @@ struct Share {
     round: u64,
     id: ContainerId,
     target: Target,
-    rss: u64,
+    last: Option<SmapsWalk>,
+    /// How long the process may wait for this read: it may have grown since the read was queued.
+    max_wait: Duration,
+}
+
+/// What shares depend on beside their process: if it changes, pages are shared by more or fewer processes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Surroundings {
+    /// Anonymous memory of the container.
+    anon: u64,
+    /// Number of its processes.
+    processes: usize,
 }
 
 /// The last walk of a process.
@@ -96,13 +111,25 @@ struct SmapsWalk {
     took: Duration,
     /// Resident memory before it.
     rss: u64,
+    surroundings: Surroundings,
     bytes: u64,
+}
+
+impl SmapsWalk {
+    /// Returns whether the share still holds.
+    fn holds(&self, rss: u64, now: Surroundings) -> bool {
+        let is_near = |now: u64, then: u64| now.abs_diff(then) <= then / MAX_CHANGE_DIVISOR;
+        is_near(rss, self.rss)
+            && is_near(now.anon, self.surroundings.anon)
+            && now.processes == self.surroundings.processes
+    }
 }
 
 /// How the share of a process is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ShareSource {
-    Walk,
+    /// A walk for which the process may wait this long.
+    Walk(Duration),
     /// The bytes of the last walk, which still hold.
     LastWalk(u64),
     /// What the others leave.
@@ -118,21 +145,24 @@ fn expected_wait(rss: u64, last: Option<&SmapsWalk>) -> Duration {
     last.took.mul_f64(remaining) + ASSUMED_WALK_PER_GIB.mul_f64(gib(rss.saturating_sub(last.rss)))
 }
 
-/// Decides how the share of each process of a container is found. `processes`: their resident memory and last walks; `has_figure`
-/// returns whether the container has a figure of which the others leave the largest's share.
+/// Decides how the share of each process of a container is found. `processes`: their resident memory and last walks; `may_wait_long`: rare
+/// walks of this container are due; `has_figure` returns whether the container has a figure of which the others leave the largest's
+/// share.
 fn share_sources(
     now: Timestamp,
+    surroundings: Surroundings,
     processes: &[(u64, Option<&SmapsWalk>)],
+    may_wait_long: bool,
     has_figure: impl FnOnce() -> bool,
 ) -> Vec<ShareSource> {
     let source = |(rss, last): &(u64, Option<&SmapsWalk>)| {
         let wait = expected_wait(*rss, *last);
-        match last.filter(|last| now.since(last.at) < RARE_INTERVAL) {
-            _ if wait <= MAX_WAIT => ShareSource::Walk,
-            Some(last) if rss.abs_diff(last.rss) <= last.rss / MAX_CHANGE_DIVISOR => {
-                ShareSource::LastWalk(last.bytes)
-            }
-            None if wait <= MAX_RARE_WAIT => ShareSource::Walk,
+        let has_waited = |last: &SmapsWalk| last.took > MAX_WAIT && now.since(last.at) < RARE_INTERVAL;
+        let may_wait_long = may_wait_long && !last.is_some_and(has_waited);
+        match last {
+            _ if wait <= MAX_WAIT => ShareSource::Walk(MAX_WAIT),
+            _ if wait <= MAX_RARE_WAIT && may_wait_long => ShareSource::Walk(MAX_RARE_WAIT),
+            Some(last) if last.holds(*rss, surroundings) => ShareSource::LastWalk(last.bytes),
             _ => ShareSource::Unknown,
         }
     };
@@ -148,7 +178,7 @@ fn share_sources(
 }
 
 /// Returns the memory of a container of which its processes have shares: anonymous, and mapped pages of files and shared memory.
-/// `None` if the kernel does not report it, or other containers lie inside.
+/// `None` if the kernel does not report it, other containers lie inside, or not all processes are known.
 fn shared_memory(context: &Context<'_>, output: &Output<'_>, number: usize) -> Option<u64> {
     let containers = &context.inventory.containers;
     let path = &containers[number].cgroup.as_ref()?.path;
@@ -156,6 +186,9 @@ fn shared_memory(context: &Context<'_>, output: &Output<'_>, number: usize) -> O
         other.cgroup.as_ref().is_some_and(|cgroup| cgroup.path != *path && cgroup.path.starts_with(path))
     };
     if containers.iter().any(|other| other.nested && is_inside(other)) {
+        return None;
+    }
+    if !output.cycle_data.processes.complete(number) {
         return None;
     }
     let memory = output.cycle_data.memory.get(number)?.as_ref()?;
@@ -178,8 +211,21 @@ struct Measurement {
     remainder: Option<Target>,
 }
 
-/// Bytes, or `None` if the container has low headroom; and the duration of the read.
-type PssRead = (Option<u64>, Duration);
+/// The outcome of a read.
+#[derive(Clone, Copy, Debug)]
+enum PssRead {
+    Measured {
+        bytes: u64,
+        /// Resident memory just before.
+        rss: u64,
+        /// CPU time.
+        took: Duration,
+    },
+    /// The container has low headroom.
+    LowHeadroom,
+    /// The process has grown, and would wait too long.
+    Grown,
+}
 
 /// The collector: starts a measurement of each container that is due, and collects the outcomes. One
 /// whose processes block their readers delays only its pod.
@@ -191,8 +237,10 @@ pub struct Pss {
     round: u64,
     /// Start of the newest measurement of each container.
     started: HashMap<ContainerId, Timestamp>,
-    /// Last walks of its processes.
+    /// Last walks of the processes of each container.
     walks: HashMap<ContainerId, HashMap<Target, SmapsWalk>>,
+    /// When the newest rare walks of each container began.
+    rare_since: HashMap<ContainerId, Timestamp>,
     pool: Option<ReadPool<TargetOwner, Share, PssRead>>,
     measuring: HashMap<ContainerId, Measurement>,
     shares: HashMap<ContainerId, Arc<MeasuredShares>>,
@@ -214,6 +262,7 @@ impl Pss {
             round: 0,
             started: HashMap::new(),
             walks: HashMap::new(),
+            rare_since: HashMap::new(),
             pool: None,
             measuring: HashMap::new(),
             shares: HashMap::new(),
@@ -239,8 +288,7 @@ impl Pss {
                 continue;
             }
             self.started.insert(container.id.clone(), context.now);
-            let is_complete = output.cycle_data.processes.complete(number);
-            let has_figure = || is_complete && shared_memory(context, output, number).is_some();
+            let has_figure = || shared_memory(context, output, number).is_some();
             let targets = members
                 .iter()
                 .map(|process| Target { pid: process.pid, start_ticks: process.meta.start_ticks })
@@ -253,7 +301,14 @@ impl Pss {
             let sizes: Vec<_> = std::iter::zip(members, &targets)
                 .map(|(process, target)| (process.memory.rss_bytes, walks.get(target)))
                 .collect();
-            let sources = share_sources(context.now, &sizes, has_figure);
+            let surroundings = surroundings(output, number);
+            let rare_age = self.rare_since.get(&container.id).map(|since| context.now.since(*since));
+            let may_wait_long = rare_age.is_none_or(|age| age < RARE_WINDOW || age >= RARE_INTERVAL);
+            let sources = share_sources(context.now, surroundings, &sizes, may_wait_long, has_figure);
+            let has_rare = sources.contains(&ShareSource::Walk(MAX_RARE_WAIT));
+            if has_rare && rare_age.is_none_or(|age| age >= RARE_INTERVAL) {
+                self.rare_since.insert(container.id.clone(), context.now);
+            }
             let mut measurement = Measurement {
                 round: self.round,
                 began: context.now,
@@ -264,22 +319,19 @@ impl Pss {
                 remainder: None,
             };
             let owner = TargetOwner::of(container);
-            for ((target, (rss, _)), source) in targets.into_iter().zip(sizes).zip(sources) {
+            for ((target, (_, last)), source) in targets.into_iter().zip(sizes).zip(sources) {
                 match source {
-                    ShareSource::Walk => {
+                    ShareSource::Walk(max_wait) => {
                         measurement.pending += 1;
-                        let share = Share { round: self.round, id: container.id.clone(), target, rss };
+                        let (id, last) = (container.id.clone(), last.copied());
+                        let share = Share { round: self.round, id, target, last, max_wait };
                         reads.push((owner.clone(), share));
                     }
                     ShareSource::LastWalk(bytes) => {
                         measurement.bytes.insert(target.pid, (target.start_ticks, bytes));
                     }
                     ShareSource::Remainder => measurement.remainder = Some(target),
-                    ShareSource::Unknown => output.read_errors.count_of(
-                        &container.id,
-                        EXPENSIVE,
-                        "the proportional share (PSS) of a process is not read: it would wait too long",
-                    ),
+                    ShareSource::Unknown => count_expensive(&container.id, output),
                 }
             }
             let is_done = measurement.pending == 0;
@@ -295,11 +347,9 @@ impl Pss {
             let (proc, low_headroom) = (context.host_paths.proc.clone(), Arc::clone(&self.low_headroom));
             ReadPool::new(POOL_CONFIG, move |share: &Share, buffer| {
                 if lock(&low_headroom).contains(&share.id) {
-                    return Ok((None, Duration::ZERO));
+                    return Ok(PssRead::LowHeadroom);
                 }
-                let began = cpu_time();
-                let bytes = read(&proc, share.target, buffer)?;
-                Ok((Some(bytes), cpu_time().saturating_sub(began)))
+                read(&proc, share, buffer)
             })
         });
         pool.submit(reads);
@@ -313,13 +363,20 @@ impl Pss {
             let Some(measurement) = measurement else { continue };
             measurement.pending -= 1;
             match outcome {
-                ReadOutcome::Finished(Ok((Some(bytes), took))) => {
+                ReadOutcome::Finished(Ok(PssRead::Measured { bytes, rss, took })) => {
                     measurement.took += took;
                     measurement.bytes.insert(share.target.pid, (share.target.start_ticks, bytes));
-                    let walk = SmapsWalk { at: context.now, took, rss: share.rss, bytes };
+                    let number = position(context, &id);
+                    let surroundings = number.map(|number| surroundings(output, number)).unwrap_or_default();
+                    let walk = SmapsWalk { at: context.now, took, rss, surroundings, bytes };
                     self.walks.entry(id.clone()).or_default().insert(share.target, walk);
+                    self.denied = false;
                 }
-                ReadOutcome::Finished(Ok((None, _))) => measurement.has_failed = true,
+                ReadOutcome::Finished(Ok(PssRead::LowHeadroom)) => measurement.has_failed = true,
+                ReadOutcome::Finished(Ok(PssRead::Grown)) => {
+                    measurement.remainder = None; // its share is not what the others leave
+                    count_expensive(&id, output);
+                }
                 ReadOutcome::Skipped => {
                     output.read_errors.count("blocked");
                     measurement.has_failed = true;
@@ -340,28 +397,42 @@ impl Pss {
         }
     }
 
-    fn finish(&mut self, context: &Context<'_>, output: &Output<'_>, id: &ContainerId) {
+    fn finish(&mut self, context: &Context<'_>, output: &mut Output<'_>, id: &ContainerId) {
         let Some(mut measurement) = self.measuring.remove(id) else { return };
         self.took = measurement.took;
         if measurement.has_failed {
             return;
         }
         if let Some(Target { pid, start_ticks }) = measurement.remainder {
-            let mut containers = context.inventory.containers.iter();
-            let number = containers.position(|container| container.id == *id);
-            let figure = number.and_then(|number| shared_memory(context, output, number));
+            let figure = position(context, id).and_then(|number| shared_memory(context, output, number));
             let others: u64 = measurement.bytes.values().map(|(_, bytes)| bytes).sum();
             // less than nothing is left if they were read at different times
-            if let Some(bytes) = figure.and_then(|figure| figure.checked_sub(others)) {
-                measurement.bytes.insert(pid, (start_ticks, bytes));
+            match figure.and_then(|figure| figure.checked_sub(others)) {
+                Some(bytes) => drop(measurement.bytes.insert(pid, (start_ticks, bytes))),
+                None => count_expensive(id, output),
             }
         }
-        self.denied = false;
         self.changed = true;
         let took = context.now.since(measurement.began);
         let measured = MeasuredShares { at: context.now, took, bytes: measurement.bytes };
         self.shares.insert(id.clone(), Arc::new(measured));
     }
+}
+
+/// Returns the number of a container.
+fn position(context: &Context<'_>, id: &ContainerId) -> Option<usize> {
+    context.inventory.containers.iter().position(|container| container.id == *id)
+}
+
+fn surroundings(output: &Output<'_>, number: usize) -> Surroundings {
+    let memory = output.cycle_data.memory.get(number).and_then(Option::as_ref);
+    let anon = memory.and_then(|memory| memory.anon).unwrap_or(0);
+    Surroundings { anon, processes: output.cycle_data.processes.of(number).len() }
+}
+
+fn count_expensive(id: &ContainerId, output: &mut Output<'_>) {
+    let message = "the proportional share (PSS) of a process is not read: it would wait too long";
+    output.read_errors.count_of(id, EXPENSIVE, message);
 }
 
 fn lock(low_headroom: &Mutex<LowHeadroom>) -> MutexGuard<'_, LowHeadroom> {
@@ -383,6 +454,7 @@ impl Collector for Pss {
         let running = context.inventory.ids();
         self.started.retain(|id, _| running.contains(id));
         self.walks.retain(|id, _| running.contains(id));
+        self.rare_since.retain(|id, _| running.contains(id));
         let before = self.shares.len();
         self.shares.retain(|id, measured| {
             // on a large host a measurement takes longer than the interval
@@ -398,7 +470,7 @@ impl Collector for Pss {
             output.cycle_data.pss = Arc::new(PssShares { by_container: self.shares.clone() });
         }
         let is_blocked = self.pool.as_ref().is_some_and(ReadPool::is_blocked);
-        let failed = is_blocked || (self.denied && self.shares.is_empty());
+        let failed = is_blocked || (self.denied && self.walks.values().all(HashMap::is_empty));
         if failed || !output.cycle_data.processes.readable {
             CollectOutcome::Failed
         } else {
@@ -411,13 +483,21 @@ impl Collector for Pss {
     }
 }
 
-fn read(proc: &Path, target: Target, buffer: &mut Vec<u8>) -> Result<u64, ReadError> {
-    let file = target.open(proc, buffer)?.file("smaps_rollup")?;
+fn read(proc: &Path, share: &Share, buffer: &mut Vec<u8>) -> Result<PssRead, ReadError> {
+    let dir = share.target.open(proc, buffer)?;
+    let rss = resident_memory(dir.file("statm")?.read_once(buffer)?)?.rss_bytes;
+    if expected_wait(rss, share.last.as_ref()) > share.max_wait {
+        return Ok(PssRead::Grown);
+    }
+    let file = dir.file("smaps_rollup")?;
+    let began = cpu_time();
     let text = file.read_once(buffer)?;
+    let took = cpu_time().saturating_sub(began);
     let line = lines(text).find_map(|line| line.strip_prefix(b"Pss:"));
     let kib = line.and_then(|line| number(line.trim_ascii().strip_suffix(b"kB")?));
     let bytes = kib.and_then(|kib| kib.checked_mul(1024));
-    bytes.ok_or_else(|| ReadError::malformed("smaps_rollup"))
+    let bytes = bytes.ok_or_else(|| ReadError::malformed("smaps_rollup"))?;
+    Ok(PssRead::Measured { bytes, rss, took })
 }
 
 #[cfg(test)]
@@ -425,16 +505,18 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+    const ONCE: ShareSource = ShareSource::Walk(MAX_WAIT);
+    const RARELY: ShareSource = ShareSource::Walk(MAX_RARE_WAIT);
 
-    fn walk(at: Timestamp, millis: u64, rss: u64) -> SmapsWalk {
-        SmapsWalk { at, took: Duration::from_millis(millis), rss, bytes: rss / 4 }
+    fn walk(millis: u64, rss: u64, surroundings: Surroundings) -> SmapsWalk {
+        let took = Duration::from_millis(millis);
+        SmapsWalk { at: Timestamp::now(), took, rss, surroundings, bytes: rss / 4 }
     }
 
     #[test]
     fn growth_since_a_walk_is_assumed_to_be_slow() {
-        let now = Timestamp::now();
         assert_eq!(expected_wait(3 * GIB, None), Duration::from_millis(60));
-        let fast = walk(now, 2, 10 * GIB);
+        let fast = walk(2, 10 * GIB, Surroundings::default());
         assert_eq!(expected_wait(10 * GIB, Some(&fast)), Duration::from_millis(2));
         assert_eq!(expected_wait(110 * GIB, Some(&fast)), Duration::from_millis(2002), "never a trial walk");
         assert_eq!(expected_wait(5 * GIB, Some(&fast)), Duration::from_millis(1));
@@ -442,44 +524,73 @@ mod tests {
 
     #[test]
     fn walks_a_process_as_often_as_it_may_wait() {
-        let began = Timestamp::now();
-        let soon = began.plus(Duration::from_secs(15));
-        let sources = |now, rss, last: Option<&SmapsWalk>| share_sources(now, &[(rss, last)], || false)[0];
-        assert_eq!(sources(soon, 2 * GIB, None), ShareSource::Walk);
-        assert_eq!(sources(soon, 25 * GIB, None), ShareSource::Walk);
-        let rare = walk(began, 400, 25 * GIB);
-        assert_eq!(sources(soon, 25 * GIB, Some(&rare)), ShareSource::LastWalk(rare.bytes));
-        assert_eq!(sources(soon, 21 * GIB, Some(&rare)), ShareSource::Unknown, "it has changed");
-        assert_eq!(sources(began.plus(RARE_INTERVAL), 25 * GIB, Some(&rare)), ShareSource::Walk);
-        assert_eq!(sources(soon, 26 * GIB, None), ShareSource::Unknown);
-        assert_eq!(sources(began.plus(RARE_INTERVAL), 31 * GIB, Some(&rare)), ShareSource::Unknown);
-        let huge_pages = walk(began, 40, 200 * GIB);
-        assert_eq!(sources(soon, 200 * GIB, Some(&huge_pages)), ShareSource::Walk);
+        let around = Surroundings { anon: 25 * GIB, processes: 1 };
+        let now = Timestamp::now();
+        let at = |now, is_due, rss, last: Option<&SmapsWalk>| {
+            share_sources(now, around, &[(rss, last)], is_due, || false)[0]
+        };
+        let sources = |is_due, rss, last: Option<&SmapsWalk>| at(now, is_due, rss, last);
+        assert_eq!(sources(false, 2 * GIB, None), ONCE);
+        assert_eq!(sources(true, 25 * GIB, None), RARELY);
+        assert_eq!(sources(false, 25 * GIB, None), ShareSource::Unknown, "also of a new process");
+        let rare = walk(400, 25 * GIB, around);
+        assert_eq!(sources(false, 25 * GIB, Some(&rare)), ShareSource::LastWalk(rare.bytes));
+        assert_eq!(sources(false, 21 * GIB, Some(&rare)), ShareSource::Unknown, "it has changed");
+        assert_eq!(sources(true, 25 * GIB, Some(&rare)), ShareSource::LastWalk(rare.bytes), "it has waited");
+        let later = now.plus(RARE_INTERVAL + RARE_WINDOW);
+        assert_eq!(at(later, true, 25 * GIB, Some(&rare)), RARELY);
+        assert_eq!(sources(true, 26 * GIB, None), ShareSource::Unknown);
+        assert_eq!(sources(true, 31 * GIB, Some(&rare)), ShareSource::Unknown);
+        let huge_pages = walk(40, 200 * GIB, around);
+        assert_eq!(sources(false, 200 * GIB, Some(&huge_pages)), ONCE);
     }
 
-    /// Forks have their parent's memory resident.
+    /// Forks have their parent's memory resident, and their shares change while that does not: each page that one writes is no longer shared.
     #[test]
-    fn workers_of_a_large_parent_keep_their_shares() {
-        let began = Timestamp::now();
+    fn workers_of_a_large_parent_keep_their_shares_while_they_hold() {
+        let (now, around) = (Timestamp::now(), Surroundings { anon: 8 * GIB, processes: 3 });
         let rss = [8 * GIB + 1, 8 * GIB, 8 * GIB];
-        let first = share_sources(began, &rss.map(|rss| (rss, None)), || true);
-        assert_eq!(first, [ShareSource::Remainder, ShareSource::Walk, ShareSource::Walk]);
-        let walked = walk(began, 100, 8 * GIB);
-        let later = [(rss[0], None), (rss[1], Some(&walked)), (rss[2], None)];
-        let next = share_sources(began.plus(Duration::from_secs(15)), &later, || true);
-        assert_eq!(next, [ShareSource::Remainder, ShareSource::LastWalk(walked.bytes), ShareSource::Walk]);
+        let first = share_sources(now, around, &rss.map(|rss| (rss, None)), true, || true);
+        assert_eq!(first, [ShareSource::Remainder, RARELY, RARELY]);
+        let walked = walk(100, 8 * GIB, around);
+        let later = [(rss[0], None), (rss[1], Some(&walked)), (rss[2], Some(&walked))];
+        let held = ShareSource::LastWalk(walked.bytes);
+        assert_eq!(share_sources(now, around, &later, false, || true), [ShareSource::Remainder, held, held]);
+        for changed in [Surroundings { anon: 10 * GIB, ..around }, Surroundings { processes: 2, ..around }] {
+            assert_eq!(share_sources(now, changed, &later, false, || true), [ShareSource::Unknown; 3]);
+        }
     }
 
     #[test]
     fn largest_process_is_unknown_where_others_are() {
         let sources = |rss: &[u64], has_figure| {
             let processes: Vec<_> = rss.iter().map(|rss| (*rss, None)).collect();
-            share_sources(Timestamp::now(), &processes, || has_figure)
+            share_sources(Timestamp::now(), Surroundings::default(), &processes, true, || has_figure)
         };
         assert_eq!(sources(&[200 * GIB], true), [ShareSource::Remainder]);
         assert_eq!(sources(&[200 * GIB], false), [ShareSource::Unknown]);
-        assert_eq!(sources(&[GIB, 2 * GIB], true), [ShareSource::Walk; 2]);
-        let [worker, other, small] = sources(&[100 * GIB, 101 * GIB, GIB], true)[..] else { panic!() };
-        assert_eq!([worker, other, small], [ShareSource::Unknown, ShareSource::Unknown, ShareSource::Walk]);
+        assert_eq!(sources(&[GIB, 2 * GIB], true), [ONCE; 2]);
+        let unknown = ShareSource::Unknown;
+        assert_eq!(sources(&[100 * GIB, 101 * GIB, GIB], true), [unknown, unknown, ONCE]);
+    }
+
+    /// A read is queued, and made later: the process may have grown since.
+    #[test]
+    fn process_that_has_grown_since_the_read_was_queued_is_not_read() {
+        let proc = tempfile::tempdir().unwrap();
+        let dir = proc.path().join("7");
+        std::fs::create_dir(&dir).unwrap();
+        let fields = vec!["0"; 50].join(" ");
+        std::fs::write(dir.join("stat"), format!("7 (python) S {fields}")).unwrap();
+        std::fs::write(dir.join("smaps_rollup"), "Rss: 8 kB\nPss: 4 kB\n").unwrap();
+        let (target, id) = (Target { pid: 7, start_ticks: 0 }, ContainerId::new("a"));
+        let share = Share { round: 1, id, target, last: None, max_wait: MAX_WAIT };
+        let pages = |gib: u64| gib * GIB / rustix::param::page_size() as u64;
+        let read_with = |gib| {
+            std::fs::write(dir.join("statm"), format!("0 {} 0 0 0 0 0\n", pages(gib))).unwrap();
+            read(proc.path(), &share, &mut Vec::new()).unwrap()
+        };
+        assert!(matches!(read_with(2), PssRead::Measured { bytes: 4096, rss, .. } if rss == 2 * GIB));
+        assert!(matches!(read_with(60), PssRead::Grown));
     }
 }

@@ -252,7 +252,7 @@ fn listed_shm(
         last = mount::tmpfs_at(lines, b"/dev/shm").or(last);
         None::<()>
     })?;
-    let Some(((major, minor), total)) = last else { return Ok(ShmFound::NotItsOwn) };
+    let Some(Some(((major, minor), total))) = last else { return Ok(ShmFound::NotItsOwn) };
     let mount = MountKey { unique_id: None, device: makedev(major, minor) };
     if host == Some(mount.device) {
         return Ok(ShmFound::NotItsOwn);

@@ -177,8 +177,8 @@ fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, 
     let Some(pss) = workers.pss_bytes else {
         advice.push(format!(
             "Fewer NUM_WORKERS{value}. {held} ran. What each holds alone is not \
-             known: its proportional share (PSS) was not read, which needs CAP_SYS_PTRACE, happens every 15 s at most, and never \
-             for a process that would wait long for it.",
+             known: its proportional share (PSS) was not read, which needs CAP_SYS_PTRACE, happens once per --pss.interval at \
+             most, and seldom or never for a process that would wait long for it.",
         ));
         return;
     };

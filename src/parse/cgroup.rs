@@ -22,6 +22,7 @@ pub struct StatV2 {
     pub slab_reclaimable: Option<u64>,
     pub slab_unreclaimable: Option<u64>,
     pub inactive_file: Option<u64>,
+    pub unevictable: Option<u64>,
     /// A count.
     pub pgmajfault: Option<u64>,
     /// Pages, since 5.9.
@@ -49,6 +50,7 @@ impl StatV2 {
                 b"slab_reclaimable" => &mut stat.slab_reclaimable,
                 b"slab_unreclaimable" => &mut stat.slab_unreclaimable,
                 b"inactive_file" => &mut stat.inactive_file,
+                b"unevictable" => &mut stat.unevictable,
                 b"pgmajfault" => &mut stat.pgmajfault,
                 b"workingset_refault_anon" => &mut stat.workingset_refault_anon,
                 b"workingset_refault_file" => &mut stat.workingset_refault_file,
@@ -125,14 +127,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reads_every_line_among_others(values: [Option<u64>; 16], other in "[a-z_]{1,12}[0-9]") {
+        fn reads_every_line_among_others(values: [Option<u64>; 17], other in "[a-z_]{1,12}[0-9]") {
             let keys = ["anon", "file", "shmem", "file_mapped", "kernel", "kernel_stack", "pagetables", "percpu", "sock", "slab",
-                "slab_reclaimable", "slab_unreclaimable", "inactive_file", "pgmajfault", "workingset_refault_anon",
+                "slab_reclaimable", "slab_unreclaimable", "inactive_file", "unevictable", "pgmajfault", "workingset_refault_anon",
                 "workingset_refault_file"];
             let lines = std::iter::zip(keys, values).filter_map(|(key, value)| Some(format!("{key} {}\n{other} 5\n", value?)));
             let stat = StatV2::parse(lines.collect::<String>().as_bytes());
             let read = [stat.anon, stat.file, stat.shmem, stat.file_mapped, stat.kernel, stat.kernel_stack, stat.pagetables, stat.percpu,
-                stat.sock, stat.slab, stat.slab_reclaimable, stat.slab_unreclaimable, stat.inactive_file, stat.pgmajfault,
+                stat.sock, stat.slab, stat.slab_reclaimable, stat.slab_unreclaimable, stat.inactive_file, stat.unevictable, stat.pgmajfault,
                 stat.workingset_refault_anon, stat.workingset_refault_file];
             prop_assert_eq!(read, values);
         }

@@ -38,9 +38,15 @@ pub fn device_at(mountinfo: &[u8], mount_point: &[u8]) -> Option<(u32, u32)> {
     devices.last()
 }
 
-/// Returns the device and the size in bytes of a tmpfs that is mounted there with a size limit, by the last of these mounts.
-pub fn tmpfs_at(mountinfo: &[u8], mount_point: &[u8]) -> Option<((u32, u32), u64)> {
-    let device = device_at(mountinfo, mount_point)?;
+/// A device, by its major and minor number, and the size of its file system in bytes.
+pub type SizedDevice = ((u32, u32), u64);
+
+/// Returns what is mounted there, by the last of these mounts: `None` if nothing is, `Some(None)` if it is no tmpfs with a size limit.
+pub fn tmpfs_at(mountinfo: &[u8], mount_point: &[u8]) -> Option<Option<SizedDevice>> {
+    device_at(mountinfo, mount_point).map(|device| Some((device, size_at(mountinfo, mount_point)?)))
+}
+
+fn size_at(mountinfo: &[u8], mount_point: &[u8]) -> Option<u64> {
     let is_there = |line: &&[u8]| line.split(|&b| b == b' ').nth(4) == Some(mount_point);
     let line = super::lines(mountinfo).filter(is_there).last()?;
     let mut fields = line.split(|&b| b == b' ').skip_while(|field| *field != b"-");
@@ -52,7 +58,7 @@ pub fn tmpfs_at(mountinfo: &[u8], mount_point: &[u8]) -> Option<((u32, u32), u64
         (b'k', number) => (number, 1024),
         _ => (size, 1),
     };
-    Some((device, super::number(number)?.checked_mul(unit)?))
+    super::number(number)?.checked_mul(unit)
 }
 
 #[cfg(test)]
@@ -82,11 +88,12 @@ mod tests {
         let text = b"25 24 0:23 / /dev/shm rw,nosuid shared:4 - tmpfs shm rw,size=65536k,inode64\n\
             26 24 0:24 / /run rw - tmpfs tmpfs rw\n27 24 0:25 / /a rw,size=1k - ext4 /dev/x rw,size=1k\n\
             28 24 0:26 / /b rw - tmpfs tmpfs rw,size=512\n29 24 0:27 / /c rw - tmpfs tmpfs rw,size=99999999999999999999k\n";
-        assert_eq!(tmpfs_at(text, b"/dev/shm"), Some(((0, 23), 64 << 20)));
-        assert_eq!(tmpfs_at(text, b"/b"), Some(((0, 26), 512)));
-        for without in [&b"/run"[..], b"/a", b"/c", b"/dev"] {
-            assert_eq!(tmpfs_at(text, without), None);
+        assert_eq!(tmpfs_at(text, b"/dev/shm"), Some(Some(((0, 23), 64 << 20))));
+        assert_eq!(tmpfs_at(text, b"/b"), Some(Some(((0, 26), 512))));
+        for without in [&b"/run"[..], b"/a", b"/c"] {
+            assert_eq!(tmpfs_at(text, without), Some(None));
         }
+        assert_eq!(tmpfs_at(text, b"/dev"), None);
     }
 
     proptest! {

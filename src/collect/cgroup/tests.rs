@@ -101,17 +101,19 @@ fn free_swap_is_headroom() {
     level("pods/none", 60, 100, Some((0, "0\n")));
     level("pods/some", 60, 100, Some((10, "52428800\n"))); // 50 MiB
     level("pods/unlimited", 60, 100, Some((10, "max\n")));
-    let names = ["without", "none", "some", "unlimited"];
-    let containers = || names.map(|name| Container::in_cgroup(name, &format!("pods/{name}"))).into();
+    level("noswap", 0, 1000, Some((0, "0\n")));
+    level("noswap/below", 60, 100, Some((0, "max\n")));
+    let paths = ["pods/without", "pods/none", "pods/some", "pods/unlimited", "noswap/below"];
+    let containers = || paths.map(|path| Container::in_cgroup(path, path)).into();
     let headroom = |free_swap: u64| {
         let (mut cgroups, now) = (Cgroups::default(), Timestamp::now());
         let beside = CycleData { free_swap: free_swap << 20, ..CycleData::default() };
         let found = collect_beside(&mut cgroups, now, Version::V2, folder.path(), containers(), beside);
         found.memory.iter().map(|memory| memory.unwrap().headroom.unwrap() >> 20).collect::<Vec<_>>()
     };
-    assert_eq!(headroom(0), [40, 40, 40, 40]);
-    assert_eq!(headroom(30), [40, 40, 70, 70]);
-    assert_eq!(headroom(500), [40, 40, 80, 540], "the pods above have 650");
+    assert_eq!(headroom(0), [40; 5]);
+    assert_eq!(headroom(30), [40, 40, 70, 70, 40], "no swap above the last one");
+    assert_eq!(headroom(500), [40, 40, 80, 100, 40], "no more than what can be swapped");
 }
 
 /// Creates a cgroup with this limit.

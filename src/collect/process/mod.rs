@@ -387,7 +387,11 @@ fn max_open_files(cgroup_files: usize, containers: usize) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(REST + cgroup_files + containers)
 }
 
-fn resident_memory(statm: &[u8]) -> Result<ResidentMemory, ReadError> {
+/// Returns the resident memory in the text of a `statm`.
+///
+/// # Errors
+/// [`ReadError::Malformed`].
+pub fn resident_memory(statm: &[u8]) -> Result<ResidentMemory, ReadError> {
     let (resident, shared) =
         parse::resident_and_shared_pages(statm).ok_or_else(|| ReadError::malformed("statm"))?;
     let page_size = rustix::param::page_size() as u64;

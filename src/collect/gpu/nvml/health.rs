@@ -1,7 +1,7 @@
 //! Utilization, power, temperature and errors of a GPU.
 //!
 //! Values that change often and cost the driver little are read in every reading. Slow ones are read less often: on an H200 the total
-//! energy takes 3.6 ms, a replay counter 0.1 ms, an ECC counter 0.08 ms, all others that are not slow less than 0.2 ms together.
+//! energy takes 3.6 ms, a replay counter 0.1 ms, an ECC counter 0.08 ms, all others that are not slow less than 0.3 ms together.
 
 use nvml_wrapper::Device as NvmlDevice;
 use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};

@@ -16,9 +16,6 @@ const FOLDERS: [&str; 5] = [
     "/usr/local/nvidia/lib64",
 ];
 
-/// NVML_ERROR_NOT_READY.
-const NOT_READY: u32 = 27;
-
 /// Loads and initialises the configured library, or the driver's own.
 ///
 /// # Errors
@@ -64,15 +61,19 @@ pub fn is_transient(error: &NvmlError) -> bool {
     !matches!(error, NotSupported | FailedToLoadSymbol(_) | FunctionNotFound) && !is_dropped(error)
 }
 
-/// Returns true if the driver has the function no more, or in another version: an error of newer drivers, as *deprecated* (26), that the
-/// wrapper does not name.
+/// Returns true if the driver has the function no more, or in another version: *argument version mismatch* and *deprecated* of newer
+/// drivers, which the wrapper does not name.
 pub fn is_dropped(error: &NvmlError) -> bool {
-    matches!(error, NvmlError::UnexpectedVariant(code) if *code != NOT_READY)
+    matches!(error, NvmlError::UnexpectedVariant(25 | 26))
 }
 
-/// Returns true if the device has fallen off the bus, or waits for a reset: no further call to it can succeed.
+/// Returns true if the device has fallen off the bus, is gone, or waits for a reset: no further call to it can succeed.
 fn is_device_error(error: &NvmlError) -> bool {
-    matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired)
+    const GPU_NOT_FOUND: u32 = 28; // not named by the wrapper
+    matches!(
+        error,
+        NvmlError::GpuLost | NvmlError::ResetRequired | NvmlError::UnexpectedVariant(GPU_NOT_FOUND)
+    )
 }
 
 /// Returns true if the library must be reopened: the driver was unloaded or replaced.

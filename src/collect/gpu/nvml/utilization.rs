@@ -73,7 +73,6 @@ impl ProcessUtilization {
         buffer: &mut Buffer,
         read_errors: &mut Vec<&'static str>,
     ) -> Result<(), NvmlError> {
-        self.shares.clear();
         let now_us = (now.unix_seconds() * 1e6) as u64;
         let window_start_us = now_us.saturating_sub(WINDOW_US);
         if self.last_seen_us == 0 {
@@ -83,9 +82,11 @@ impl ProcessUtilization {
             Err(NvmlError::NotFound) => Ok(vec![]),
             other => other,
         };
-        let samples = field(result, read_errors)?;
-        self.is_supported = samples.is_some();
-        let Some(samples) = samples else { return Ok(()) };
+        self.is_supported = !matches!(result, Err(NvmlError::NotSupported));
+        let Some(samples) = field(result, read_errors)? else {
+            self.shares.clear();
+            return Ok(());
+        };
         let latest_us = now_us + CLOCK_SLACK_US;
         let mut by_pid: HashMap<u32, (u64, u32)> = HashMap::new();
         let mut is_garbage = false;
