@@ -420,8 +420,9 @@ fn apply_v2(memory: &mut ContainerMemory, stat: parse::StatV2) {
     memory.file = stat.file.zip(stat.shmem).map(|(file, shmem)| file.saturating_sub(shmem));
     memory.kernel = stat.kernel.or(summed);
     memory.unreclaimable = sum(&[stat.anon, stat.shmem, pinned, stat.sock]);
-    let pages = sum(&[stat.anon, stat.shmem]).unwrap_or(0);
-    memory.swappable = pages.saturating_sub(stat.unevictable.unwrap_or(0));
+    // what is not known to be swappable is not counted as such
+    let pages = sum(&[stat.anon, stat.shmem]).zip(stat.unevictable);
+    memory.swappable = pages.map_or(0, |(pages, unevictable)| pages.saturating_sub(unevictable));
 }
 
 fn apply_v1(memory: &mut ContainerMemory, stat: parse::StatV1, kernel: Option<u64>) {

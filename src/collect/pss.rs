@@ -97,8 +97,8 @@ struct Share {
 /// What shares depend on beside their process: if it changes, pages are shared by more or fewer processes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Surroundings {
-    /// Anonymous memory of the container.
-    anon: u64,
+    /// Anonymous memory of the container; a share does not hold if it is unknown.
+    anon: Option<u64>,
     /// Number of its processes.
     processes: usize,
 }
@@ -120,7 +120,7 @@ impl SmapsWalk {
     fn holds(&self, rss: u64, now: Surroundings) -> bool {
         let is_near = |now: u64, then: u64| now.abs_diff(then) <= then / MAX_CHANGE_DIVISOR;
         is_near(rss, self.rss)
-            && is_near(now.anon, self.surroundings.anon)
+            && now.anon.zip(self.surroundings.anon).is_some_and(|(now, then)| is_near(now, then))
             && now.processes == self.surroundings.processes
     }
 }
@@ -207,7 +207,7 @@ struct Measurement {
     took: Duration,
     /// A read failed, so the result will be incomplete.
     has_failed: bool,
-    /// The process whose share is what the others leave.
+    /// The process whose share is the remainder.
     remainder: Option<Target>,
 }
 
@@ -287,58 +287,7 @@ impl Pss {
             if members.is_empty() && !output.cycle_data.processes.complete(number) {
                 continue;
             }
-            self.started.insert(container.id.clone(), context.now);
-            let has_figure = || shared_memory(context, output, number).is_some();
-            let targets = members
-                .iter()
-                .map(|process| Target { pid: process.pid, start_ticks: process.meta.start_ticks })
-                .collect::<Vec<_>>();
-            let walks = self.walks.entry(container.id.clone()).or_default();
-            if !walks.is_empty() {
-                let running: HashSet<_> = targets.iter().collect();
-                walks.retain(|target, _| running.contains(target));
-            }
-            let sizes: Vec<_> = std::iter::zip(members, &targets)
-                .map(|(process, target)| (process.memory.rss_bytes, walks.get(target)))
-                .collect();
-            let surroundings = surroundings(output, number);
-            let rare_age = self.rare_since.get(&container.id).map(|since| context.now.since(*since));
-            let may_wait_long = rare_age.is_none_or(|age| age < RARE_WINDOW || age >= RARE_INTERVAL);
-            let sources = share_sources(context.now, surroundings, &sizes, may_wait_long, has_figure);
-            let has_rare = sources.contains(&ShareSource::Walk(MAX_RARE_WAIT));
-            if has_rare && rare_age.is_none_or(|age| age >= RARE_INTERVAL) {
-                self.rare_since.insert(container.id.clone(), context.now);
-            }
-            let mut measurement = Measurement {
-                round: self.round,
-                began: context.now,
-                pending: 0,
-                bytes: HashMap::new(),
-                took: Duration::ZERO,
-                has_failed: false,
-                remainder: None,
-            };
-            let owner = TargetOwner::of(container);
-            for ((target, (_, last)), source) in targets.into_iter().zip(sizes).zip(sources) {
-                match source {
-                    ShareSource::Walk(max_wait) => {
-                        measurement.pending += 1;
-                        let (id, last) = (container.id.clone(), last.copied());
-                        let share = Share { round: self.round, id, target, last, max_wait };
-                        reads.push((owner.clone(), share));
-                    }
-                    ShareSource::LastWalk(bytes) => {
-                        measurement.bytes.insert(target.pid, (target.start_ticks, bytes));
-                    }
-                    ShareSource::Remainder => measurement.remainder = Some(target),
-                    ShareSource::Unknown => count_expensive(&container.id, output),
-                }
-            }
-            let is_done = measurement.pending == 0;
-            self.measuring.insert(container.id.clone(), measurement);
-            if is_done {
-                self.finish(context, output, &container.id);
-            }
+            self.start(context, output, number, &mut reads);
         }
         if reads.is_empty() {
             return;
@@ -353,6 +302,70 @@ impl Pss {
             })
         });
         pool.submit(reads);
+    }
+
+    /// Starts the measurement of a container: adds its walks to `reads`, and ends it if there are none.
+    fn start(
+        &mut self,
+        context: &Context<'_>,
+        output: &mut Output<'_>,
+        number: usize,
+        reads: &mut Vec<(TargetOwner, Share)>,
+    ) {
+        let container = &context.inventory.containers[number];
+        let members = output.cycle_data.processes.of(number);
+        self.started.insert(container.id.clone(), context.now);
+        let has_figure = || shared_memory(context, output, number).is_some();
+        let targets = members
+            .iter()
+            .map(|process| Target { pid: process.pid, start_ticks: process.meta.start_ticks })
+            .collect::<Vec<_>>();
+        let walks = self.walks.entry(container.id.clone()).or_default();
+        if !walks.is_empty() {
+            let running: HashSet<_> = targets.iter().collect();
+            walks.retain(|target, _| running.contains(target));
+        }
+        let sizes: Vec<_> = std::iter::zip(members, &targets)
+            .map(|(process, target)| (process.memory.rss_bytes, walks.get(target)))
+            .collect();
+        let surroundings = surroundings(output, number);
+        let rare_age = self.rare_since.get(&container.id).map(|since| context.now.since(*since));
+        let may_wait_long = rare_age.is_none_or(|age| age < RARE_WINDOW || age >= RARE_INTERVAL);
+        let sources = share_sources(context.now, surroundings, &sizes, may_wait_long, has_figure);
+        let has_rare = sources.contains(&ShareSource::Walk(MAX_RARE_WAIT));
+        if has_rare && rare_age.is_none_or(|age| age >= RARE_INTERVAL) {
+            self.rare_since.insert(container.id.clone(), context.now);
+        }
+        let mut measurement = Measurement {
+            round: self.round,
+            began: context.now,
+            pending: 0,
+            bytes: HashMap::new(),
+            took: Duration::ZERO,
+            has_failed: false,
+            remainder: None,
+        };
+        let owner = TargetOwner::of(container);
+        for ((target, (_, last)), source) in targets.into_iter().zip(sizes).zip(sources) {
+            match source {
+                ShareSource::Walk(max_wait) => {
+                    measurement.pending += 1;
+                    let (id, last) = (container.id.clone(), last.copied());
+                    let share = Share { round: self.round, id, target, last, max_wait };
+                    reads.push((owner.clone(), share));
+                }
+                ShareSource::LastWalk(bytes) => {
+                    measurement.bytes.insert(target.pid, (target.start_ticks, bytes));
+                }
+                ShareSource::Remainder => measurement.remainder = Some(target),
+                ShareSource::Unknown => count_expensive(&container.id, output),
+            }
+        }
+        let is_done = measurement.pending == 0;
+        self.measuring.insert(container.id.clone(), measurement);
+        if is_done {
+            self.finish(context, output, &container.id);
+        }
     }
 
     fn take(&mut self, context: &Context<'_>, output: &mut Output<'_>) {
@@ -426,7 +439,7 @@ fn position(context: &Context<'_>, id: &ContainerId) -> Option<usize> {
 
 fn surroundings(output: &Output<'_>, number: usize) -> Surroundings {
     let memory = output.cycle_data.memory.get(number).and_then(Option::as_ref);
-    let anon = memory.and_then(|memory| memory.anon).unwrap_or(0);
+    let anon = memory.and_then(|memory| memory.anon);
     Surroundings { anon, processes: output.cycle_data.processes.of(number).len() }
 }
 
@@ -524,7 +537,7 @@ mod tests {
 
     #[test]
     fn walks_a_process_as_often_as_it_may_wait() {
-        let around = Surroundings { anon: 25 * GIB, processes: 1 };
+        let around = Surroundings { anon: Some(25 * GIB), processes: 1 };
         let now = Timestamp::now();
         let at = |now, is_due, rss, last: Option<&SmapsWalk>| {
             share_sources(now, around, &[(rss, last)], is_due, || false)[0]
@@ -548,7 +561,7 @@ mod tests {
     /// Forks have their parent's memory resident, and their shares change while that does not: each page that one writes is no longer shared.
     #[test]
     fn workers_of_a_large_parent_keep_their_shares_while_they_hold() {
-        let (now, around) = (Timestamp::now(), Surroundings { anon: 8 * GIB, processes: 3 });
+        let (now, around) = (Timestamp::now(), Surroundings { anon: Some(8 * GIB), processes: 3 });
         let rss = [8 * GIB + 1, 8 * GIB, 8 * GIB];
         let first = share_sources(now, around, &rss.map(|rss| (rss, None)), true, || true);
         assert_eq!(first, [ShareSource::Remainder, RARELY, RARELY]);
@@ -556,7 +569,9 @@ mod tests {
         let later = [(rss[0], None), (rss[1], Some(&walked)), (rss[2], Some(&walked))];
         let held = ShareSource::LastWalk(walked.bytes);
         assert_eq!(share_sources(now, around, &later, false, || true), [ShareSource::Remainder, held, held]);
-        for changed in [Surroundings { anon: 10 * GIB, ..around }, Surroundings { processes: 2, ..around }] {
+        let (grown, unknown) =
+            (Surroundings { anon: Some(10 * GIB), ..around }, Surroundings { anon: None, ..around });
+        for changed in [grown, unknown, Surroundings { processes: 2, ..around }] {
             assert_eq!(share_sources(now, changed, &later, false, || true), [ShareSource::Unknown; 3]);
         }
     }

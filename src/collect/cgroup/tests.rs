@@ -86,7 +86,11 @@ fn free_swap_is_headroom() {
     let folder = tempfile::tempdir().unwrap();
     let mib = |mib: u64| format!("{}\n", mib << 20);
     let level = |path: &str, used: u64, max: u64, swap: Option<(u64, &str)>| {
-        let stat = format!("anon {}\nfile 0\nshmem 0\nkernel 0\nslab_reclaimable 0\nsock 0\n", used << 20);
+        let stat = format!(
+            "anon {}\nfile 0\nshmem 0\nkernel 0\nslab_reclaimable 0\nsock 0\nunevictable {}\n",
+            used << 20,
+            1 << 20
+        );
         cgroup(
             folder.path(),
             path,
@@ -113,7 +117,11 @@ fn free_swap_is_headroom() {
     };
     assert_eq!(headroom(0), [40; 5]);
     assert_eq!(headroom(30), [40, 40, 70, 70, 40], "no swap above the last one");
-    assert_eq!(headroom(500), [40, 40, 80, 100, 40], "no more than what can be swapped");
+    assert_eq!(
+        headroom(500),
+        [40, 40, 80, 99, 40],
+        "no more than what can be swapped: 1 of 60 MiB is locked"
+    );
 }
 
 /// Creates a cgroup with this limit.

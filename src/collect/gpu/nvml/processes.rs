@@ -39,8 +39,8 @@ pub fn read(
     for list in ProcessListKind::ALL.into_iter().filter(|list| lists[*list as usize]) {
         let result = api_versions.processes(device, list);
         // the other lists alone would be a sum without those that compute
-        let is_lost = |error| is_dropped(error) && list == ProcessListKind::Compute;
-        if result.as_ref().is_err_and(|error| is_transient(error) || is_lost(error)) {
+        let is_compute_dropped = |error| is_dropped(error) && list == ProcessListKind::Compute;
+        if result.as_ref().is_err_and(|error| is_transient(error) || is_compute_dropped(error)) {
             has_failed = true;
             filled[list as usize] = true; // it may have an entry
         }

@@ -51,6 +51,7 @@ impl ProcessUtilization {
         read_errors: &mut Vec<&'static str>,
     ) -> Result<(), NvmlError> {
         if processes.is_empty() {
+            self.shares.clear();
             return Ok(());
         }
         let is_due = self.cadence.is_due(now);
