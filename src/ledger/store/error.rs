@@ -108,8 +108,11 @@ pub enum StoreError {
         /// Cause.
         source: StoreErrorSource,
     },
-    /// Another program has locked the file.
-    #[error("the ledger {path} is locked by another program; stop it, for example an sqlite3 shell")]
+    /// Another program has locked the file for longer than its lock is waited for.
+    #[error(
+        "the ledger {path} is locked: its disk is very busy, or another program has it open, for example an sqlite3 shell; \
+         try again, or stop that program"
+    )]
     Busy {
         /// The file.
         path: PathBuf,

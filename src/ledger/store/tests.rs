@@ -23,6 +23,8 @@ use crate::ledger::totals::{ContainerCounters, Total};
 const NOW: Duration = Duration::ZERO;
 /// Environment variable with the directory in which this test binary acts as the writer that is killed.
 const WRITER: &str = "MEMLEDGER_TEST_STORE_WRITER";
+/// Environment variable with the number of its commits; without it, it never stops.
+const COMMITS: &str = "MEMLEDGER_TEST_STORE_COMMITS";
 
 fn subject(name: &str, id: char) -> ContainerRef {
     ContainerRef {
@@ -290,27 +292,36 @@ fn consumer_gets_settled_events_in_order_up_to_first_pending() {
     assert_eq!((ids(&settled.events), settled.unreadable), (vec![2, 3], vec![1, 4]));
 }
 
-/// Not a test: the writer process of the tests below.
+/// Not a test: the writer process of the tests below. It commits again and again, or some times and then waits.
 #[test]
 fn writer_that_is_killed() {
     let Some(directory) = std::env::var_os(WRITER) else { return };
+    let commits = std::env::var(COMMITS).map_or(u64::MAX, |text| text.parse().unwrap());
     let mut store = open(Path::new(&directory)).store;
-    for number in 1.. {
+    for number in 1..=commits {
         let mut all = changes([kill(number, number as f64, KillOwner::Pending)]);
         all.put(StateKind::Total, "host_oom_kills", &number);
         store.commit(&all).unwrap();
         eprintln!("committed {number}");
     }
+    loop {
+        std::thread::park();
+    }
 }
 
-fn start_writer(directory: &Path, commits: u64) -> std::process::Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
+fn writer(directory: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args(["--exact", "--nocapture", "ledger::store::tests::writer_that_is_killed"])
         .env(WRITER, directory)
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Returns the writer after so many commits.
+fn start(writer: &mut Command, commits: u64) -> std::process::Child {
+    let mut child = writer.spawn().unwrap();
     let enough = format!("committed {commits}");
     let mut lines = BufReader::new(child.stderr.as_mut().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap() == enough), "the writer exited early");
@@ -322,7 +333,7 @@ fn killed_writer_loses_no_committed_event() {
     let dir = tempfile::tempdir().unwrap();
     let mut last = 0;
     for round in 1..=5 {
-        let mut child = start_writer(dir.path(), round * 7);
+        let mut child = start(&mut writer(dir.path()), round * 7);
         child.kill().unwrap();
         child.wait().unwrap();
         let read = StoreReader::open(dir.path()).unwrap().load().unwrap();
@@ -340,7 +351,8 @@ fn killed_writer_loses_no_committed_event() {
 #[test]
 fn readers_run_beside_writer_and_second_writer_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
-    let mut child = start_writer(dir.path(), 3);
+    // it writes no more then: on a busy disk, commit after commit leaves a reader no second without its lock
+    let mut child = start(writer(dir.path()).env(COMMITS, "3"), 3);
     let error = Store::open(dir.path(), Duration::from_millis(120)).unwrap_err();
     assert!(matches!(error, StoreError::InUse { .. }), "{error:?}");
     let told = error.to_string();
