@@ -66,7 +66,6 @@ bench: ## measure cost, also of GPUs, pods, OTLP and many requests, and how fast
 	$(CARGO) bench --locked --bench cycle
 	$(CARGO) bench --locked --bench oom
 	$(CARGO) bench --locked --bench gpu
-	$(CARGO) bench --locked --bench drm
 	$(CARGO) bench --locked --bench readers
 	$(SETUP) containerd env
 	set -a && . "$$($(SETUP) cache)/env" && $(CARGO) bench --locked --bench cri

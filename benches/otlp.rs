@@ -229,7 +229,7 @@ fn main() -> std::io::Result<()> {
          once per `--otlp.interval`, on a thread of its own.\n\n\
          | points | requests | push ms | render ms | push / render | with gzip / render | KiB sent | with gzip | held KiB | held by the text KiB |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
-        document::HEADINGS[6]
+        document::HEADINGS[5]
     );
     SIZES.iter().for_each(|points| row(&mut text, *points));
     traces(&mut text);

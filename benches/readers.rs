@@ -251,5 +251,5 @@ fn main() -> Outcome<()> {
     if document::is_test_listing() {
         return Ok(());
     }
-    Ok(document::write(&format!("{}\n\n{}\n{}", document::HEADINGS[4], wait_part()?, kill_part()?))?)
+    Ok(document::write(&format!("{}\n\n{}\n{}", document::HEADINGS[3], wait_part()?, kill_part()?))?)
 }

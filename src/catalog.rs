@@ -181,10 +181,10 @@ catalog! {
         "Version of memledger, the revision it was built from, and the version of the Rust compiler.";
     COLLECTOR_SUCCESS = Gauge Global "memledger_collector_success" ["collector"] max 32,
         "1 if the last read of the source succeeded, 0 if it failed; absent where the host never had the source.",
-        "0 only where the source is configured, was there before, or its device node exists. `gpu` is absent while memledger has released the driver. `gpu_attribution`: 1 if the pids from the GPU driver are pids of this host, 0 if they are not or that is unproven; all GPU memory is then unattributed. `drm_attribution`: the same for GPUs of DRM drivers, and 0 too where memledger lacks the permission to read most processes.";
+        "0 only where the source is configured, was there before, or its device node exists. `gpu` is absent while memledger has released the driver. `gpu_attribution`: 1 if the pids from the GPU driver are pids of this host, 0 if they are not or that is unproven; all GPU memory is then unattributed. `amdgpu_attribution`: the same for GPUs of AMD.";
     COLLECTOR_DURATION = Gauge Global "memledger_collector_duration_seconds" ["collector"] max 32,
         "Duration of the last read of the source; for pss, of one container.",
-        "`gpu`, `drm` and `pss` are read by threads of their own, outside the cycle.";
+        "`gpu`, `amdgpu` and `pss` are read by threads of their own, outside the cycle.";
     COLLECTOR_READ_ERRORS = Counter Global "memledger_collector_read_errors_total" ["collector", "reason"] max 128,
         "Failed reads of something that exists, by collector and reason.",
         "A container or process that ended between two reads is no error. `reason`: `permission`, `io`, `malformed`, `balance` (the parts of a sum exceeded the whole twice), `timeout` (the kernel did not answer in time), `blocked` (skipped, because another read of that container or too many others hang), `too_large` (longer than the bound of the read), `too_many` (processes or cgroups of a container over the bound), `expensive` (skipped, because the process would wait too long).";
@@ -196,7 +196,7 @@ catalog! {
     SOURCE_TIMESTAMP = Gauge Global "memledger_source_timestamp_seconds" ["source"] max 4,
         hidden "only there while sampling hangs, for which there is an alert",
         "Unix time of the data of each source that goes on while no cycle finishes; absent while cycles finish.",
-        "`ledger`, `gpu` and `drm`. `memledger_snapshot_timestamp_seconds` is the time of the last cycle.";
+        "`ledger`, `gpu` and `amdgpu`. `memledger_snapshot_timestamp_seconds` is the time of the last cycle.";
     CYCLE_DURATION = Gauge Global "memledger_cycle_duration_seconds" [] max 1,
         "Duration of the newest cycle, from its start to the finished snapshot.";
     CYCLES_SKIPPED = Counter Global "memledger_cycles_skipped_total" [] max 1,
@@ -425,9 +425,9 @@ catalog! {
         "Identity of a GPU or of a MIG instance, which has a mig_uuid; value 1.";
     GPUS_EXPECTED = Gauge Global "memledger_gpus_expected" ["source"] max 2,
         "GPUs that should be there, by source; MIG instances do not count; absent where no GPU was ever seen.",
-        "`nvml`: `--gpu.expected`, else the highest count of the driver since memledger's start; `drm`: the highest count of cards of DRM drivers since then.";
+        "`nvml`: `--gpu.expected`, else the highest count of the driver since memledger's start; `amdgpu`: the highest count of GPUs of AMD since then.";
     GPUS_VISIBLE = Gauge Global "memledger_gpus_visible" ["source"] max 2,
-        "GPUs that respond now, by source (nvml, drm); MIG instances do not count; absent while the source does not respond.";
+        "GPUs that respond now, by source (nvml, amdgpu); MIG instances do not count; absent while the source does not respond.";
     GPU_RELEASE_REMAINING = Gauge Global "memledger_gpu_release_remaining_seconds" [] max 1,
         "Time until memledger opens the GPU driver again after SIGUSR1 or POST /-/release-gpu; absent otherwise.";
     GPU_DRIVER_PROCESS_RESTARTS = Counter Global "memledger_gpu_driver_process_restarts_total" ["reason"] max 4,
@@ -437,10 +437,10 @@ catalog! {
         "NVML processes that were killed and have not ended; absent on hosts that never had a driver.",
         "They wait in the kernel for a device. One more is started beside the first of them, and none beside two.";
     GPU_MEMORY_TOTAL = Gauge Gpu "memledger_gpu_memory_total_bytes" [] max GPUS, like "hw.gpu.memory.limit",
-        "Memory of the GPU, from NVML or amdgpu's sysfs; absent on unified memory and for other DRM drivers.",
+        "Memory of the GPU, from NVML or amdgpu's sysfs; absent on unified memory.",
         "A GPU in MIG mode and its instances are both exported: sum those without `gpu_instance_id`, or those with one, never both; compute instances of one GPU instance share its memory. On hosts with coherent memory it is a part of `memledger_host_memory_total_bytes`.";
     GPU_MEMORY_USED = Gauge Gpu "memledger_gpu_memory_used_bytes" [] max GPUS, like "hw.gpu.memory.usage",
-        "Used memory of the GPU without the driver's reserved memory, from NVML memory info or amdgpu's sysfs; absent on unified memory and for other DRM drivers.",
+        "Used memory of the GPU without the driver's reserved memory, from NVML memory info or amdgpu's sysfs; absent on unified memory.",
         "NVIDIA drivers without the second version of memory info count reserved memory as used. MIG: see `memledger_gpu_memory_total_bytes`.";
     GPU_MEMORY_FREE = Gauge Gpu "memledger_gpu_memory_free_bytes" [] max GPUS,
         "Free memory of the GPU, from NVML memory info; for amdgpu, total minus used; absent where the used memory is.",
@@ -461,8 +461,8 @@ catalog! {
         "GPU memory of processes outside the exported containers; absent where one does not report it or pids are untrusted.",
         "For a GPU in MIG mode it is exported for its instances only.";
     GPU_UTILIZATION = Gauge Gpu "memledger_gpu_utilization_ratio" [] max GPUS, like "hw.gpu.utilization",
-        "Share of the driver's last sample period in which a kernel ran, from NVML or the DRM driver; absent in MIG mode.",
-        "It does not say how much of the GPU the kernel used. For DRM drivers: the value of amdgpu's firmware, else the share of the time between two readings in which the busiest engine worked.";
+        "Share of the driver's last sample period in which a kernel ran, from NVML or amdgpu's sysfs; absent in MIG mode.",
+        "It does not say how much of the GPU the kernel used. For GPUs of AMD: the value of the firmware.";
     GPU_MEMORY_UTILIZATION = Gauge Gpu "memledger_gpu_memory_utilization_ratio" [] max GPUS,
         "Share of the driver's last sample period in which device memory was read or written, from NVML; absent in MIG mode.",
         "It does not say how full the memory is.";
@@ -511,18 +511,18 @@ catalog! {
     GPU_LAST_XID = Gauge Gpu "memledger_gpu_last_xid_timestamp_seconds" ["xid"] max GPUS * 32,
         "Unix time of the last Xid of this number; absent until the first since memledger's start.";
     CONTAINER_GPU_MEMORY = Gauge ContainerGpu "memledger_container_gpu_memory_used_bytes" [] max 4_096,
-        "GPU memory of the container's processes, from NVML's process lists, or fdinfo and KFD of DRM drivers.",
-        "From fdinfo: resident memory on the device, each client and each shared buffer once; for a GPU without memory of its own, its use of the host's memory. Memory of a MIG instance is exported for the instance only, not for its GPU too: series can be summed.";
+        "GPU memory of the container's processes, from NVML's process lists, or AMD's KFD.",
+        "From KFD: what the process allocated for computing; what it holds for drawing is unattributed. Memory of a MIG instance is exported for the instance only, not for its GPU too: series can be summed.";
     CONTAINER_GPU_MEMORY_PEAK = Gauge ContainerGpu "memledger_container_gpu_memory_peak_bytes" [] max 4_096,
         "Highest memledger_container_gpu_memory_used_bytes since the later start of the container and memledger.",
         "The most that its processes held at one time, sampled every `--gpu.sample-interval`, and at least the driver's own maximum of each of them where accounting mode is on. Outlives the processes; kept as long as `memledger_container_info`.";
     CONTAINER_GPU_MEMORY_RECENT_PEAK = Gauge ContainerGpu "memledger_container_gpu_memory_recent_peak_bytes" [] max 4_096,
         "Highest memledger_container_gpu_memory_used_bytes in the last minute, sampled every --gpu.sample-interval.";
     CONTAINER_GPU_PROCESSES = Gauge ContainerGpu "memledger_container_gpu_processes" [] max 4_096,
-        "Processes of the container that hold a context on the GPU, from NVML's lists, or fdinfo and KFD of DRM drivers; absent without any.";
+        "Processes of the container that hold a context on the GPU, from NVML's lists, or AMD's KFD; absent without any.";
     CONTAINER_GPU_UTILIZATION = Gauge ContainerGpu "memledger_container_gpu_utilization_ratio" [] max 4_096,
         "Share of the GPU's time in which a kernel of the container ran; absent where the driver does not report it, as in MIG mode.",
-        "The sum over the container's processes, each the mean of NVML's own samples since the query before, at least of the last 1.5 seconds, at most 1; queried in every fifth reading, at least every 5 s, and for a new process; a process without samples was idle. For DRM drivers: the share of the busiest engine; absent for processes that compute through /dev/kfd, whose work the driver does not report.";
+        "The sum over the container's processes, each the mean of NVML's own samples since the query before, at least of the last 1.5 seconds, at most 1; queried in every fifth reading, at least every 5 s, and for a new process; a process without samples was idle. Absent for GPUs of AMD, whose driver does not report it by process.";
     CONTAINER_GPU_ALLOCATED = Gauge ContainerGpu "memledger_container_gpu_allocated" [] max 4_096,
         "1 for each GPU or MIG instance allocated to the container by the kubelet or Docker, in use or not; absent where neither has it.",
         "From the kubelet's pod-resources socket (resources nvidia.com/... and amd.com/gpu), or from the device requests of a Docker container (`--gpus`). Neither has it for NVIDIA_VISIBLE_DEVICES, or for a GPU that no driver reports.";
@@ -563,7 +563,7 @@ catalog! {
         "Training samples that processes of the container reported, by local rank; absent if the program does not count them.",
         "Each rank has samples of its own: sum them.";
     PROCESS_GPU_MEMORY = Gauge ContainerGpu "memledger_process_gpu_memory_used_bytes" ["pid", "process", "role"] max 256,
-        "GPU memory of one process, from NVML's process lists or fdinfo of DRM drivers; processes of the host have no container_name.",
+        "GPU memory of one process, from NVML's process lists or AMD's KFD; processes of the host have no container_name.",
         "See `memledger_container_gpu_memory_used_bytes`.";
     PROCESS_GPU_MEMORY_PEAK = Gauge ContainerGpu "memledger_process_gpu_memory_peak_bytes" ["pid", "process", "role"] max 256,
         "Highest memledger_process_gpu_memory_used_bytes of the process, sampled every --gpu.sample-interval.",
@@ -596,10 +596,7 @@ pub static COLLECTORS: &[(&str, &str)] = &[
     ("collector.shm", "/dev/shm of containers. Needs the process collector."),
     ("collector.pss", "Proportional set size by role. Needs the process collector."),
     ("collector.gpu", "GPUs, through NVML."),
-    (
-        "collector.drm",
-        "GPUs whose driver has the kernel's DRM statistics (amdgpu, i915, xe, nouveau and others). Reads nothing on hosts without such a GPU.",
-    ),
+    ("collector.amdgpu", "GPUs of AMD, through sysfs. Reads nothing on hosts without such a GPU."),
 ];
 
 /// Suffixes of names that are units, and their UCUM names.

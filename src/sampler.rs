@@ -82,7 +82,7 @@ impl Sampler {
             registry: Registry::new(config.filter.clone(), sources.clone(), hierarchy.as_ref()),
             hierarchy,
             sources,
-            collectors: collect::all(config, &independent.driver_release, &independent.drm_output),
+            collectors: collect::all(config, &independent.driver_release, &independent.amdgpu_output),
             cycle_data: CycleData::default(),
             read_errors: ReadErrors::default(),
             gpu_holders: GpuHolders::default(),

@@ -7,11 +7,10 @@
 use std::path::Path;
 
 /// The parts, in the order in which `make bench` runs the benches.
-pub const HEADINGS: [&str; 11] = [
+pub const HEADINGS: [&str; 10] = [
     "# Performance",
     "## The OOM ledger",
     "## GPUs",
-    "## GPUs of DRM drivers",
     "## What a read does to its process",
     "## Pods over CRI",
     "## OTLP",

@@ -1,4 +1,4 @@
-//! Files of /proc, of cgroups and of graphics devices, and the paths in them.
+//! Files of /proc and of cgroups, and the paths in them.
 #![no_main]
 
 use memledger::parse::invariants;
@@ -7,6 +7,5 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     invariants::cgroup_files(bytes);
     invariants::meminfo(bytes);
     invariants::process_files(bytes);
-    invariants::drm_client(bytes);
     invariants::cgroup_paths(bytes);
 });

@@ -5,7 +5,7 @@
 
 mod control_socket;
 mod directory;
-mod drm;
+mod amdgpu;
 mod gpu;
 mod ledger;
 mod otlp;
@@ -127,7 +127,7 @@ pub async fn run_checks(
     if verbosity == Verbosity::Full || driver_release.is_some() {
         checks.extend(gpu::run_checks(config, driver_release).await);
     }
-    checks.extend([drm::run_checks(config), pressure(config)]);
+    checks.extend([amdgpu::run_checks(config), pressure(config)]);
     checks.extend(ledger::run_checks(config, verbosity));
     if verbosity == Verbosity::Full {
         checks.extend(otlp::run_checks(config).await); // `serve` finds out by exporting

@@ -7,7 +7,7 @@
 pub mod cgroup;
 mod cgroup_limits;
 mod container_cpu;
-pub mod drm;
+pub mod amdgpu;
 pub mod http_stats;
 pub mod gpu;
 pub mod host;
@@ -148,7 +148,7 @@ pub trait Collector: Send {
 pub fn all(
     config: &Config,
     driver_release: &Arc<gpu::DriverRelease>,
-    drm_output: &Arc<gpu::SharedOutput>,
+    amdgpu_output: &Arc<gpu::SharedOutput>,
 ) -> Vec<Box<dyn Collector>> {
     let every: Vec<Box<dyn Collector>> = vec![
         Box::new(self_metrics::SelfMetrics::default()),
@@ -158,7 +158,7 @@ pub fn all(
         Box::new(shm::SharedMemory::default()),
         Box::new(pss::Pss::new(config.pss_interval)),
         Box::new(gpu::GpuCollector::new(&config.gpu, Arc::clone(driver_release))),
-        Box::new(drm::Drm::new(&config.gpu, Arc::clone(drm_output))),
+        Box::new(amdgpu::AmdGpu::new(&config.gpu, Arc::clone(amdgpu_output))),
     ];
     every.into_iter().filter(|collector| config.collectors.contains(collector.name())).collect()
 }

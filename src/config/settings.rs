@@ -222,7 +222,7 @@ settings! {
     struct PathSettings {
         /// The host's procfs.
         proc: PathBuf = path("path.procfs", &["/proc"]);
-        /// The host's sysfs, for GPUs of DRM drivers.
+        /// The host's sysfs, for GPUs of AMD.
         sys: PathBuf = path("path.sysfs", &["/sys"]);
         /// The host's cgroup file systems.
         cgroup: PathBuf = path("path.cgroupfs", &["/sys/fs/cgroup"]);

@@ -53,7 +53,7 @@ pub static FILES: [Bound; 4] = [
     Bound::new("stat", "`/proc/stat`, `/proc/PID/stat`", 1024 * 1024, OnOverflow::Fail),
 ];
 
-/// The limit of all other files: `cgroup`, `statm`, `smaps_rollup`, `fdinfo`, and files of cgroups, the host and
+/// The limit of all other files: `cgroup`, `statm`, `smaps_rollup`, and files of cgroups, the host and
 /// devices.
 pub static OTHER: Bound = Bound::new("", "every other kernel file", 256 * 1024, OnOverflow::Fail);
 
@@ -196,13 +196,6 @@ pub static CGROUP_DEPTH: ListBound = ListBound {
     on_overflow: "what is deeper is ignored as beyond the limits of cgroups",
 };
 
-/// Limit on the graphics descriptors of one process.
-pub static DRM_CLIENTS: ListBound = ListBound {
-    source: "open descriptors of graphics devices of a process",
-    max: 512,
-    on_overflow: "the rest is not read, and the memory of the process counts as incomplete",
-};
-
 /// Limit on a process list of NVML.
 pub static NVML_RECORDS: ListBound = ListBound {
     source: "records in a process list of NVML",
@@ -303,7 +296,7 @@ pub static REPORTED_OPERATIONS: ListBound = ListBound {
 };
 
 /// All limits of lists.
-pub static LISTS: [&ListBound; 24] = [
+pub static LISTS: [&ListBound; 23] = [
     &PROCESSES,
     &PROCESSES_OF_HOST,
     &NEW_PROCESSES,
@@ -315,7 +308,6 @@ pub static LISTS: [&ListBound; 24] = [
     &NAMES,
     &STUCK_READS,
     &STUCK_READS_OF_GROUP,
-    &DRM_CLIENTS,
     &NVML_RECORDS,
     &RUNTIME_EVENTS,
     &RUNTIME_EVENT_RATE,

@@ -14,10 +14,9 @@ use rustix::thread::{
 };
 
 /// The capabilities that memledger keeps if it has them, by kernel name and number; SECURITY.md explains each.
-const USED: [(CapabilitySet, &str); 6] = [
+const USED: [(CapabilitySet, &str); 5] = [
     (CapabilitySet::CHOWN, "chown"), // SQLite changes the owner of its side files to the owner of the database
     (CapabilitySet::DAC_OVERRIDE, "dac_override"), // sockets and directories of other users, when running as root
-    (CapabilitySet::DAC_READ_SEARCH, "dac_read_search"),
     (CapabilitySet::SYS_PTRACE, "sys_ptrace"),
     (CapabilitySet::SYS_NICE, "sys_nice"), // priority of the thread that reads the kernel log
     (CapabilitySet::SYSLOG, "syslog"),

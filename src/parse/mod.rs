@@ -6,7 +6,6 @@
 pub mod cgroup;
 pub mod container_id;
 pub mod cuda_oom;
-pub mod drm;
 pub mod kernel_log;
 pub mod kubernetes;
 #[cfg(any(test, fuzzing))]

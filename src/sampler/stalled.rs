@@ -29,7 +29,7 @@ pub struct IndependentSources {
     /// `None` until the ledger is open.
     shared_state: Option<Arc<SharedState>>,
     pub(super) driver_release: Arc<DriverRelease>,
-    pub(super) drm_output: Arc<SharedOutput>,
+    pub(super) amdgpu_output: Arc<SharedOutput>,
     /// Maximum age of a reading of a GPU driver.
     max_gpu_age: Duration,
     pub(super) http_stats: Arc<HttpStats>,
@@ -45,7 +45,7 @@ impl IndependentSources {
             started: Timestamp::now(),
             shared_state: None,
             driver_release,
-            drm_output: Arc::default(),
+            amdgpu_output: Arc::default(),
             max_gpu_age: config.gpu.interval + config.gpu.deadline,
             http_stats,
             otlp_stats: None,
@@ -75,8 +75,8 @@ impl IndependentSources {
             }
         }
         let mut gpus = vec![];
-        let latest_of_drm = self.drm_output.lock().latest.clone();
-        for reading in [self.driver_release.latest(), latest_of_drm].into_iter().flatten() {
+        let latest_of_amd = self.amdgpu_output.lock().latest.clone();
+        for reading in [self.driver_release.latest(), latest_of_amd].into_iter().flatten() {
             let is_fresh = now.since(reading.at) <= self.max_gpu_age;
             if is_fresh {
                 gpu::write(&reading, gpus.len() as u32, &mut series);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn has_fresh_gpus_of_drm_drivers_and_their_time() {
+    fn has_fresh_gpus_of_amd_and_their_time() {
         let command = crate::config::arguments(clap::Command::new("memledger").no_binary_name(true));
         let config = Config::load(&command.get_matches_from([""; 0])).unwrap();
         let mut sources = IndependentSources::new(&config, Arc::default(), Arc::default());
@@ -137,7 +137,7 @@ mod tests {
             values(&before, GPU_MEMORY_TOTAL.id).is_empty()
                 && values(&before, COLLECTOR_SUCCESS.id).is_empty()
         );
-        sources.drm_output.lock().latest = Some(reading("drm", now, 1024));
+        sources.amdgpu_output.lock().latest = Some(reading("amdgpu", now, 1024));
         let fresh = sources.snapshot(None, now);
         assert_eq!(values(&fresh, GPU_MEMORY_TOTAL.id), [1024.0]);
         assert_eq!((values(&fresh, COLLECTOR_SUCCESS.id), fresh.gpus.len()), (vec![1.0], 1));

@@ -45,7 +45,7 @@ HOST_PATHS = {
 WRITABLE = {"/var/lib/memledger", "/run/memledger-reporter"}
 CAPABILITIES = {"SYSLOG", "SYS_PTRACE"}
 # Cases with more privileges than the default.
-PRIVILEGED, MORE_CAPABILITIES = {"kmsg"}, {"everything": {"DAC_READ_SEARCH"}}
+PRIVILEGED = {"kmsg"}
 OURS = "MEMLEDGER_"
 
 
@@ -142,7 +142,7 @@ def privileges(root, case, found, text):
     if not context.get("privileged"):
         if context["capabilities"]["drop"] != ["ALL"]:
             yield "it keeps capabilities that it does not need"
-        allowed = CAPABILITIES | MORE_CAPABILITIES.get(case, set())
+        allowed = CAPABILITIES
         if extra := set(context["capabilities"].get("add", [])) - allowed:
             yield f"has the extra privileges {sorted(extra)}"
         if context.get("allowPrivilegeEscalation") is not False:

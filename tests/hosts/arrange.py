@@ -106,12 +106,11 @@ def kind():
 # Processes of v2-docker: a trainer and the two workers that it forked, a notebook in a container of its own, and a
 # process outside containers.
 TRAINER, WORKERS, NOTEBOOK, OUTSIDE = 904, (917, 918), 949, 975
-KIB, MIB = 1, 1024
 
 
-class Drm:
-    """GPUs and their clients, as the kernel's documentation says that sysfs and fdinfo show them. Never seen on such
-    hardware by whoever wrote this."""
+class Amd:
+    """GPUs and the processes that compute on them, as the kernel's documentation and source say that sysfs shows them. Never
+    seen on such hardware by whoever wrote this."""
 
     def __init__(self):
         self.entries = load("v2-docker")
@@ -123,8 +122,8 @@ class Drm:
     def link(self, path, target):
         self.entries.append({"path": path, "link": target})
 
-    def card(self, driver, pci_id, slot, files=()):
-        """A card with its render node; returns the paths of both nodes."""
+    def card(self, pci_id, slot, files):
+        """A card with its render node."""
         card, render = f"card{self.minor - 128}", f"renderD{self.minor}"
         self.minor += 1
         device = f"sys/devices/pci0000:00/{slot}"
@@ -132,11 +131,10 @@ class Drm:
             self.file(f"{device}/drm/{node}/dev", f"226:{node.removeprefix('card').removeprefix('renderD')}\n")
             self.link(f"{device}/drm/{node}/device", f"../../../{slot}")
             self.link(f"sys/class/drm/{node}", f"../../devices/pci0000:00/{slot}/drm/{node}")
-        self.file(f"{device}/uevent", f"DRIVER={driver}\nPCI_CLASS=30000\nPCI_ID={pci_id}\nPCI_SLOT_NAME={slot}\n")
+        self.file(f"{device}/uevent", f"DRIVER=amdgpu\nPCI_CLASS=30000\nPCI_ID={pci_id}\nPCI_SLOT_NAME={slot}\n")
         self.file(f"{device}/power/runtime_status", "active\n")
-        for name, text in dict(files).items():
+        for name, text in files.items():
             self.file(f"{device}/{name}", text)
-        return f"/dev/dri/{card}", f"/dev/dri/{render}"
 
     def monitor(self, slot, files):
         """The hardware monitor of a card."""
@@ -144,7 +142,7 @@ class Drm:
             self.file(f"sys/devices/pci0000:00/{slot}/hwmon/hwmon3/{name}", f"{text}\n")
 
     def compute(self, gpu, minor, memory):
-        """AMD's compute driver: its topology, a processor and a GPU, and the bytes of each process that computes."""
+        """The compute driver: its topology, a processor and a GPU, and the bytes of each process that computes."""
         kfd = "sys/devices/virtual/kfd/kfd"
         self.link("sys/class/kfd/kfd", "../../devices/virtual/kfd/kfd")
         for node, (id, render) in enumerate([(0, 0), (gpu, minor)]):
@@ -154,111 +152,21 @@ class Drm:
             self.file(f"{kfd}/proc/{pid}/pasid", "32811\n")
             self.file(f"{kfd}/proc/{pid}/vram_{gpu}", f"{size}\n")
 
-    def descriptor(self, pid, number, target, lines=()):
-        """An open file of a process, with the lines that its driver adds to what every file has."""
-        self.link(f"proc/{pid}/fd/{number}", target)
-        text = "pos:\t0\nflags:\t02100002\nmnt_id:\t26\nino:\t581\n"
-        self.file(f"proc/{pid}/fdinfo/{number}", text + "".join(f"{key}:\t{value}\n" for key, value in lines))
-
-    def quiet(self, *pids):
-        """Processes without a GPU have open files too."""
-        for pid in pids:
-            self.descriptor(pid, 0, "/dev/null")
-            self.descriptor(pid, 1, f"pipe:[{pid}1]")
-
-    def save(self, name):
-        save(name, self.entries)
-
-
-def size(kib):
-    return f"{kib} KiB" if kib else "0"
-
-
-def client(driver, slot, id):
-    return [("drm-driver", driver), ("drm-client-id", id), ("drm-pdev", slot)]
-
-
-def memory(region, resident, shared=0, total=None):
-    total = resident if total is None else total
-    return [(f"drm-total-{region}", size(total)), (f"drm-shared-{region}", size(shared)),
-            (f"drm-active-{region}", size(0)), (f"drm-resident-{region}", size(resident)),
-            (f"drm-purgeable-{region}", size(0))]
-
 
 def amdgpu():
-    """A discrete GPU, two containers. The trainer has two descriptors of one client, which its workers inherited, and
-    a second client; it computes through /dev/kfd. The process outside shows pictures, and shares some buffers."""
-    host = Drm()
+    """A discrete GPU, on which two containers and a process outside of them compute."""
+    host = Amd()
     slot = "0000:03:00.0"
-    card, render = host.card("amdgpu", "1002:744C", slot, {
+    host.card("1002:744C", slot, {
         "mem_info_vram_total": f"{24 << 30}\n", "mem_info_vram_used": f"{7680 << 20}\n",
         "mem_info_vis_vram_total": f"{24 << 30}\n", "gpu_busy_percent": "87\n", "unique_id": "7f3a00c19e5b1d42\n",
         "product_name": "\n", "vendor": "0x1002\n"})
-
-    def of(id, vram, shared=0, gtt=2 * MIB):
-        return (client("amdgpu", slot, id) + [("pasid", 32770 + id)] + memory("cpu", 0)
-                + memory("gtt", gtt) + memory("vram", vram, shared)
-                + [("drm-memory-vram", size(vram)), ("drm-memory-gtt", size(gtt)), ("drm-memory-cpu", "0 KiB"),
-                   ("amd-memory-visible-vram", size(vram)), ("amd-evicted-vram", "0 KiB"),
-                   ("drm-engine-gfx", "48211093 ns"), ("drm-engine-compute", "0 ns")])
-
-    training = of(41, 6 * 1024 * MIB, gtt=64 * MIB)
-    for pid in (TRAINER, *WORKERS):
-        host.quiet(pid)
-        host.descriptor(pid, 3, "/dev/kfd")
-        host.descriptor(pid, 12, render, training)
-        host.descriptor(pid, 15, render, training)
-    host.descriptor(TRAINER, 16, render, of(42, 4 * MIB))
-    host.quiet(NOTEBOOK, OUTSIDE)
-    host.descriptor(NOTEBOOK, 8, render, of(57, 1024 * MIB, shared=32 * MIB))
-    host.descriptor(OUTSIDE, 9, card, of(60, 256 * MIB, shared=96 * MIB))
     host.monitor(slot, {
         "name": "amdgpu", "power1_average": 211_000_000, "power1_cap": 327_000_000, "freq1_input": 2_482_000_000,
         "freq2_input": 1_249_000_000, "temp1_label": "edge", "temp1_input": 54_000, "temp2_label": "junction",
         "temp2_input": 71_000, "temp3_label": "mem", "temp3_input": 82_000})
-    host.compute(30381, 128, {TRAINER: 6144 << 20})
-    host.save("drm-amdgpu")
-
-
-def intel():
-    """A GPU in the processor, which has no memory of its own: i915."""
-    host = Drm()
-    slot = "0000:00:02.0"
-    card, render = host.card("i915", "8086:46A6", slot)
-
-    def of(id, system, shared=0, total=None):
-        engines = [(f"drm-engine-{name}", f"{id}000000 ns") for name in ("render", "copy", "video", "video-enhance")]
-        engines.insert(3, ("drm-engine-capacity-video", 2))
-        return (client("i915", slot, id) + memory("system0", system, shared, total) + memory("stolen-system0", 0)
-                + engines)
-
-    host.quiet(*WORKERS, NOTEBOOK, TRAINER, OUTSIDE)
-    host.descriptor(TRAINER, 7, render, of(11, 300 * MIB, total=420 * MIB))
-    host.descriptor(OUTSIDE, 9, card, of(12, 120 * MIB))
-    host.save("drm-intel")
-
-
-def mixed():
-    """An NVIDIA card, whose driver makes render nodes and keeps no statistics there, beside a discrete Intel one with
-    xe, which counts cycles and does not tell how much memory the card has."""
-    host = Drm()
-    nvidia_card, nvidia_render = host.card("nvidia", "10DE:2684", "0000:01:00.0")
-    slot = "0000:0a:00.0"
-    card, render = host.card("xe", "8086:56A0", slot)
-
-    def of(id, vram, gtt=0):
-        cycles = [line for name in ("rcs", "bcs", "ccs") for line in
-                  ((f"drm-cycles-{name}", id * 1000), (f"drm-total-cycles-{name}", 7655183225))]
-        return (client("xe", slot, id) + memory("system", 0) + memory("gtt", gtt) + memory("vram0", vram)
-                + memory("stolen", 0) + cycles)
-
-    host.quiet(TRAINER, *WORKERS, NOTEBOOK, OUTSIDE)
-    host.descriptor(TRAINER, 20, "/dev/nvidia0")
-    host.descriptor(TRAINER, 21, nvidia_render, [("drm-driver", "nvidia-drm"), ("drm-pdev", "0000:01:00.0")])
-    host.descriptor(OUTSIDE, 9, nvidia_card)
-    host.descriptor(NOTEBOOK, 5, render, of(3, 2048 * MIB, gtt=16 * MIB))
-    host.descriptor(OUTSIDE, 10, card, of(4, 64 * MIB))
-    host.save("drm-mixed")
+    host.compute(30381, 128, {TRAINER: 6144 << 20, NOTEBOOK: 992 << 20, OUTSIDE: 256 << 20, WORKERS[0]: 0})
+    save("amdgpu", host.entries)
 
 
 with_cgroupfs_driver_and_psi()
@@ -266,5 +174,3 @@ before_5_18()
 with_kubelets_cgroupfs_driver()
 kind()
 amdgpu()
-intel()
-mixed()

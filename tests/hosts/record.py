@@ -74,8 +74,8 @@ def holds(path, id):
     return any(id in at for at, _, _ in os.walk(path))
 
 
-def record_gpus(pids):
-    """GPUs of DRM drivers, and the descriptors of them that the processes hold."""
+def record_gpus():
+    """GPUs of DRM drivers, and what AMD's compute driver reports of processes."""
     for node in sorted(glob.glob("/sys/class/drm/card[0-9]*") + glob.glob("/sys/class/drm/renderD*")):
         if "-" in os.path.basename(node):
             continue  # a connector
@@ -84,16 +84,13 @@ def record_gpus(pids):
         emit(os.path.realpath(node).lstrip("/") + "/device", link=os.readlink(f"{node}/device"))
         for file in GPU:
             record(f"/{device}/{file}", f"{device}/{file}")
-    for pid in pids:
-        for path in glob.glob(f"/proc/{pid}/fd/*"):
-            try:
-                target = os.readlink(path)
-            except OSError:
-                continue
-            if target.startswith("/dev/dri/") or target == "/dev/kfd":
-                number = os.path.basename(path)
-                emit(path.lstrip("/"), link=target)
-                record(f"/proc/{pid}/fdinfo/{number}", f"proc/{pid}/fdinfo/{number}")
+    kfd = "/sys/devices/virtual/kfd/kfd"
+    if os.path.exists(kfd):
+        emit("sys/class/kfd/kfd", link=os.readlink("/sys/class/kfd/kfd"))
+    for path in glob.glob(f"{kfd}/topology/nodes/*/gpu_id") + glob.glob(f"{kfd}/topology/nodes/*/properties"):
+        record(path, path.lstrip("/"))
+    for path in glob.glob(f"{kfd}/proc/*/vram_*"):
+        record(path, path.lstrip("/"))
 
 
 def main():
@@ -116,7 +113,7 @@ def main():
         if options.unified:
             record_tree(f"{CGROUPFS}/unified", "cgroup/unified", ["cgroup.controllers"], options.container, [])
     pids = sorted({*processes, *options.process})
-    record_gpus(pids)
+    record_gpus()
     for pid in pids:
         for file in PROCESS:
             record(f"/proc/{pid}/{file}", f"proc/{pid}/{file}")

@@ -82,7 +82,6 @@ capabilities:
   {{- $add := list }}
   {{- if .Values.capabilities.syslog }}{{ $add = append $add "SYSLOG" }}{{ end }}
   {{- if .Values.capabilities.sysPtrace }}{{ $add = append $add "SYS_PTRACE" }}{{ end }}
-  {{- if .Values.capabilities.dacReadSearch }}{{ $add = append $add "DAC_READ_SEARCH" }}{{ end }}
   {{- with $add }}
   add: {{ toJson . }}
   {{- end }}

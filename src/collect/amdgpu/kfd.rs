@@ -1,41 +1,61 @@
 //! Memory of the processes that compute on GPUs of AMD, from the compute driver (KFD): `/sys/class/kfd/kfd/proc/PID/vram_GPU`.
 //!
 //! Every user may read these files, and they list the processes, so neither a search nor a permission is needed. They contain what
-//! a process allocated for computing; what else it holds on a GPU is in its fdinfo only, which contains both. The pids are those of
-//! the initial pid namespace.
+//! a process allocated for computing. The pids are those of the initial pid namespace.
 
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::drm_process::{DrmProcess, DrmProcessKey, DrmProcesses, read_owner};
 use super::sysfs::{names, number, text, value};
-use crate::host::{Dir, HostPaths, ReadError};
+use crate::collect::gpu::ProcessOwner;
+use crate::host::{Dir, HostPaths, ReadError, process_cgroup};
 use crate::parse::MAX_GPU_MEMORY;
+use crate::parse::process::Stat;
 
-/// Adds the processes that compute; none on a host without the driver. A process that cannot be read is omitted.
-pub fn add_processes(
-    processes: &mut DrmProcesses,
+/// A process that computes.
+#[derive(Debug, PartialEq)]
+pub struct ComputeProcess {
+    /// Its pid.
+    pub pid: u32,
+    /// The process.
+    pub owner: ProcessOwner,
+    /// The bytes that it allocated, by render node.
+    pub memory: Vec<(String, u64)>,
+}
+
+/// Reads the processes that compute; `None` on a host without the driver, where they are unknown. A process that cannot be read
+/// is omitted.
+pub fn processes(
     host_paths: &HostPaths,
     cgroup_v1: bool,
     read_errors: &mut Vec<&'static str>,
-) {
+) -> Option<Vec<ComputeProcess>> {
     let root = host_paths.sys.join("class/kfd/kfd");
-    let pids = value(names(&root.join("proc"), ""), read_errors).unwrap_or_default();
-    if pids.is_empty() {
-        return;
+    if !root.exists() {
+        return None;
     }
-    let nodes = render_nodes(&root, read_errors);
+    let pids = value(names(&root.join("proc"), ""), read_errors)?;
+    let nodes = if pids.is_empty() { HashMap::new() } else { render_nodes(&root, read_errors) };
+    let mut processes = Vec::new();
     for pid in pids.iter().filter_map(|pid| pid.parse().ok()) {
         let read = || {
             let memory = memory_of(&root.join(format!("proc/{pid}")), &nodes)?;
-            let dir = Dir::open(&host_paths.process(pid))?;
-            Ok((read_owner(&dir, cgroup_v1, &mut Vec::new())?, memory))
+            let owner = read_owner(&Dir::open(&host_paths.process(pid))?, cgroup_v1)?;
+            Ok(ComputeProcess { pid, owner, memory })
         };
-        let Some((owner, memory)) = value(read(), read_errors) else { continue };
-        let key = DrmProcessKey { start_ticks: owner.start_ticks, pid };
-        let other = DrmProcess { owner, descriptors: vec![], is_complete: true, computing: None };
-        processes.entry(key).or_insert(other).computing = Some(memory);
+        processes.extend(value(read(), read_errors));
     }
+    Some(processes)
+}
+
+/// Reads start, printable name and cgroup of a process.
+fn read_owner(dir: &Dir, cgroup_v1: bool) -> Result<ProcessOwner, ReadError> {
+    let mut buffer = Vec::new();
+    let stat = Stat::parse(dir.file("stat")?.read_once(&mut buffer)?);
+    let stat = stat.ok_or_else(|| ReadError::malformed("stat"))?;
+    let cgroup = process_cgroup::read(dir, cgroup_v1, &mut buffer)?.into();
+    let comm = crate::parse::printable(&stat.comm).into();
+    Ok(ProcessOwner { start_ticks: stat.start_ticks, comm, cgroup })
 }
 
 /// Reads the memory of a process by render node. GPUs without one are partitions, or are gone.
@@ -68,7 +88,6 @@ fn render_nodes(root: &Path, read_errors: &mut Vec<&'static str>) -> HashMap<Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::gpu::ProcessOwner;
 
     fn write(root: &Path, path: &str, text: &str) {
         let path = root.join(path);
@@ -82,13 +101,8 @@ mod tests {
         let (sys, proc) = (root.path().join("sys"), root.path().join("proc"));
         let host_paths = HostPaths { sys: sys.clone(), proc: proc.clone(), ..HostPaths::default() };
         let mut read_errors = vec![];
-        let list = |read_errors: &mut Vec<&'static str>| {
-            let mut processes = DrmProcesses::new();
-            add_processes(&mut processes, &host_paths, false, read_errors);
-            let found = processes.into_iter().map(|(key, process)| (key, process.owner, process.computing));
-            found.collect::<Vec<_>>()
-        };
-        assert_eq!(list(&mut read_errors), [], "no driver");
+        let list = |read_errors: &mut Vec<&'static str>| processes(&host_paths, false, read_errors);
+        assert_eq!(list(&mut read_errors), None, "no driver");
         let node = |number: u32, gpu: u32, minor: u32| {
             let folder = format!("class/kfd/kfd/topology/nodes/{number}");
             write(&sys, &format!("{folder}/gpu_id"), &format!("{gpu}\n"));
@@ -108,11 +122,10 @@ mod tests {
         write(&proc, "7/cgroup", "0::/docker/abc\n");
         let owner = ProcessOwner { start_ticks: 700, comm: "train".into(), cgroup: "/docker/abc".into() };
         let memory = vec![("renderD128".to_owned(), 4096), ("renderD129".to_owned(), 0)];
-        let key = DrmProcessKey { start_ticks: 700, pid: 7 };
-        assert_eq!(list(&mut read_errors), [(key, owner, Some(memory))]);
+        assert_eq!(list(&mut read_errors), Some(vec![ComputeProcess { pid: 7, owner, memory }]));
         assert_eq!(read_errors, Vec::<&str>::new(), "a process that has ended is no error");
         write(&sys, "class/kfd/kfd/proc/7/vram_30381", "18446744073709551615\n");
-        assert_eq!(list(&mut read_errors), []);
+        assert_eq!(list(&mut read_errors), Some(vec![]));
         assert_eq!(read_errors, ["malformed"]);
     }
 }
