@@ -515,7 +515,7 @@ catalog! {
         "From KFD: what the process allocated for computing; what it holds for drawing is unattributed. Memory of a MIG instance is exported for the instance only, not for its GPU too: series can be summed.";
     CONTAINER_GPU_MEMORY_PEAK = Gauge ContainerGpu "memledger_container_gpu_memory_peak_bytes" [] max 4_096,
         "Highest memledger_container_gpu_memory_used_bytes since the later start of the container and memledger.",
-        "The most that its processes held at one time, sampled every `--gpu.sample-interval`, and at least the driver's own maximum of each of them where accounting mode is on. Outlives the processes; kept as long as `memledger_container_info`.";
+        "The most that its processes held at one time, sampled every `--gpu.sample-interval`. Outlives the processes; kept as long as `memledger_container_info`.";
     CONTAINER_GPU_MEMORY_RECENT_PEAK = Gauge ContainerGpu "memledger_container_gpu_memory_recent_peak_bytes" [] max 4_096,
         "Highest memledger_container_gpu_memory_used_bytes in the last minute, sampled every --gpu.sample-interval.";
     CONTAINER_GPU_PROCESSES = Gauge ContainerGpu "memledger_container_gpu_processes" [] max 4_096,
@@ -566,8 +566,7 @@ catalog! {
         "GPU memory of one process, from NVML's process lists or AMD's KFD; processes of the host have no container_name.",
         "See `memledger_container_gpu_memory_used_bytes`.";
     PROCESS_GPU_MEMORY_PEAK = Gauge ContainerGpu "memledger_process_gpu_memory_peak_bytes" ["pid", "process", "role"] max 256,
-        "Highest memledger_process_gpu_memory_used_bytes of the process, sampled every --gpu.sample-interval.",
-        "Where accounting mode is on: the driver's own exact maximum.";
+        "Highest memledger_process_gpu_memory_used_bytes of the process, sampled every --gpu.sample-interval.";
     PROCESS_GPU_MEMORY_RECENT_PEAK = Gauge ContainerGpu "memledger_process_gpu_memory_recent_peak_bytes" ["pid", "process", "role"] max 256,
         "Highest memledger_process_gpu_memory_used_bytes of the process in the last minute, sampled every --gpu.sample-interval.";
     PROCESS_GPU_UTILIZATION = Gauge ContainerGpu "memledger_process_gpu_utilization_ratio" ["pid", "process", "role"] max 256,

@@ -14,7 +14,7 @@ use crate::attribute::inside::InsideView;
 use crate::attribute::{Attribution, GpuHolders, attribute};
 use crate::catalog::*;
 use crate::clock::Timestamp;
-use crate::collect::gpu::DriverRelease;
+use crate::collect::gpu::DriverState;
 use crate::collect::http_stats::HttpStats;
 use crate::collect::otlp_stats::OtlpStats;
 use crate::collect::{self, CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
@@ -51,7 +51,7 @@ pub struct Sampler {
     /// Numbers of rows and labels of the last cycle, for the capacity of the next.
     last_len: (usize, usize),
     skipped: u64,
-    driver_release: Arc<DriverRelease>,
+    driver_state: Arc<DriverState>,
     http_stats: Arc<HttpStats>,
     otlp_stats: Option<Arc<OtlpStats>>,
     reporter: Option<Arc<ReporterState>>,
@@ -82,7 +82,7 @@ impl Sampler {
             registry: Registry::new(config.filter.clone(), sources.clone(), hierarchy.as_ref()),
             hierarchy,
             sources,
-            collectors: collect::all(config, &independent.driver_release, &independent.amdgpu_output),
+            collectors: collect::all(config, &independent.driver_state, &independent.amdgpu_output),
             cycle_data: CycleData::default(),
             read_errors: ReadErrors::default(),
             gpu_holders: GpuHolders::default(),
@@ -90,7 +90,7 @@ impl Sampler {
             dropped: Dropped::new(),
             last_len: (0, 0),
             skipped: 0,
-            driver_release: Arc::clone(&independent.driver_release),
+            driver_state: Arc::clone(&independent.driver_state),
             http_stats: Arc::clone(&independent.http_stats),
             otlp_stats: None,
             reporter: None,
@@ -218,7 +218,7 @@ impl Sampler {
         if let Some(otlp_stats) = &self.otlp_stats {
             otlp_stats.write(series);
         }
-        self.driver_release.write(began, series);
+        self.driver_state.write(began, series);
         let now = Timestamp::now();
         series.global(CYCLE_DURATION, [], now.since(began).as_secs_f64());
         series.global(SNAPSHOT_TIMESTAMP, [], now.unix_seconds());

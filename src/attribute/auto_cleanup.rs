@@ -32,11 +32,11 @@ pub fn containers_to_clean(
             continue; // with one process, no other one gains by it
         }
         for process in on_gpu() {
-            let Some(reporting) = reports.processes.get(&process.who) else { continue };
+            let Some(reporting) = reports.processes.get(&process.id) else { continue };
             if reporting.sampled.is_none_or(|sampled| now.since(sampled) > MAX_AGE) {
                 continue;
             }
-            let is_here = |uuid: &_| gpus.of_device(process.who, reporting, uuid) == Some(number);
+            let is_here = |uuid: &_| gpus.of_device(process.id, reporting, uuid) == Some(number);
             let here = reporting.devices.iter().filter(|device| is_here(&device.uuid));
             let unused: u64 = here.map(|device| returnable(&device.memory)).sum();
             if unused as f64 >= MIN_UNUSED * total as f64 {
@@ -62,6 +62,7 @@ mod tests {
     use super::*;
     use crate::attribute::inside::tests::{cycle_data, on_gpu};
     use crate::collect::gpu::DeviceMemory;
+    use crate::host::process::ProcessId;
     use crate::reporter::message::{Hello, Sample, normalized_uuid};
     use crate::reporter::reports::Reports;
 
@@ -71,10 +72,14 @@ mod tests {
     fn is_asked(used: u64, processes: u32, memory: (u64, u64, Option<u64>), age: Duration) -> bool {
         let (now, mut reports) = (Timestamp::now(), Reports::default());
         let devices = vec![(0, Some(normalized_uuid("GPU-A")))];
-        reports.hello((1, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices });
+        reports.hello(ProcessId::new(1, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices });
         let (alloc, res, split) = memory;
         let device = TorchMemory { alloc: Some(alloc), res: Some(res), split, ..TorchMemory::default() };
-        reports.sample((1, 1), now.minus(age), Sample { lost: 0, is_search: false, devices: vec![device] });
+        reports.sample(
+            ProcessId::new(1, 1),
+            now.minus(age),
+            Sample { lost: 0, is_search: false, devices: vec![device] },
+        );
         let mut data = cycle_data(now, reports);
         let reading = std::sync::Arc::get_mut(&mut data.gpus[0]).unwrap();
         reading.devices[0].memory =

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use super::roles::{GpuEvidence, Role};
 use crate::catalog::*;
 use crate::clock::Timestamp;
-use crate::collect::gpu::{DeviceSample, GpuDevice, GpuProcess, GpuSample, PidTrust, ProcessOwner};
-use crate::collect::process::Process;
+use crate::collect::gpu::{DeviceSample, GpuDevice, GpuProcess, GpuSample, PidTrust};
 use crate::collect::{Context, CycleData};
 use crate::discover::{ContainerId, Inventory};
+use crate::host::process::{ProcessFacts, ProcessId};
 use crate::series::{Label, NONE, Series};
 
 /// Location of a GPU process.
@@ -26,44 +26,34 @@ enum ProcessLocation {
 }
 
 struct ContainerIndex<'a> {
-    by_pid: HashMap<u32, (u64, u32)>,
+    processes: HashMap<ProcessId, u32>,
     inventory: &'a Inventory,
 }
 
 impl<'a> ContainerIndex<'a> {
     fn of(context: &Context<'a>, cycle_data: &CycleData) -> Self {
-        let by_pid =
-            cycle_data.processes.iter().map(|(number, p)| (p.pid, (p.meta.start_ticks, number))).collect();
-        Self { by_pid, inventory: context.inventory }
+        let processes = cycle_data.processes.iter().map(|(number, process)| (process.id(), number)).collect();
+        Self { processes, inventory: context.inventory }
     }
 
     fn locate(&self, process: &GpuProcess) -> ProcessLocation {
         let Some(owner) = &process.owner else { return ProcessLocation::Unknown };
-        self.container(process.pid, owner).map_or(ProcessLocation::Host, ProcessLocation::Container)
+        self.container(owner).map_or(ProcessLocation::Host, ProcessLocation::Container)
     }
 
     /// Uses the process lists of the containers first, then the cgroup of the process: the lists may be older or newer
     /// than the driver's report.
-    fn container(&self, pid: u32, owner: &ProcessOwner) -> Option<u32> {
-        match self.by_pid.get(&pid) {
-            Some((start_ticks, number)) if *start_ticks == owner.start_ticks => Some(*number),
-            _ => {
-                let id = self.inventory.owner_of_path(&owner.cgroup)?;
-                let at = self.inventory.containers.iter().position(|container| container.id == id)?;
-                Some(at as u32)
-            }
-        }
+    fn container(&self, owner: &ProcessFacts) -> Option<u32> {
+        self.processes.get(&owner.id).copied().or_else(|| {
+            let id = self.inventory.owner_of_path(&owner.cgroup)?;
+            let at = self.inventory.containers.iter().position(|container| container.id == id)?;
+            Some(at as u32)
+        })
     }
 }
 
-/// Processes with a GPU context, by pid and start time, with their memory over all GPUs if the driver reports all of
-/// it.
-pub type GpuContexts = HashMap<(u32, u64), Option<u64>>;
-
-/// Returns the key of a process in [`GpuContexts`].
-pub fn key(process: &Process) -> (u32, u64) {
-    (process.pid, process.meta.start_ticks)
-}
+/// Processes with a GPU context, with their memory over all GPUs if the driver reports all of it.
+pub type GpuContexts = HashMap<ProcessId, Option<u64>>;
 
 /// Returns the processes with a GPU context.
 pub fn contexts(cycle_data: &CycleData) -> GpuContexts {
@@ -72,7 +62,7 @@ pub fn contexts(cycle_data: &CycleData) -> GpuContexts {
         if let Some(owner) = &process.owner {
             // a sum is absent if the driver does not report a part of it
             let add = |sum: &mut Option<u64>| *sum = sum.zip(process.used).map(|(sum, used)| sum + used);
-            contexts.entry((process.pid, owner.start_ticks)).and_modify(add).or_insert(process.used);
+            contexts.entry(owner.id).and_modify(add).or_insert(process.used);
         }
     }
     contexts
@@ -87,7 +77,7 @@ pub fn evidence(cycle_data: &CycleData) -> GpuEvidence {
         evidence.reporting.insert(Arc::clone(key));
         for process in processes {
             if let Some(owner) = &process.owner {
-                evidence.holders.entry((process.pid, owner.start_ticks)).or_default().push(Arc::clone(key));
+                evidence.holders.entry(owner.id).or_default().push(Arc::clone(key));
             }
         }
     }
@@ -114,14 +104,12 @@ pub struct DeviceProcess {
     pub gpu: u32,
     /// Key of the device.
     pub device: Arc<str>,
-    /// Pid and start time.
-    pub who: (u32, u64),
+    /// The process; its start is 0 if it is not visible.
+    pub id: ProcessId,
     /// The labels of its rows.
     pub labels: [Label; 3],
     /// Memory, if reported.
     pub used: Option<u64>,
-    /// Peak memory as recorded by the driver.
-    pub driver_peak: Option<u64>,
     /// Share of time in which at least one of its kernels ran.
     pub busy: Option<f64>,
 }
@@ -129,10 +117,8 @@ pub struct DeviceProcess {
 /// Memory usage of one device at one time.
 #[derive(Clone, Debug)]
 pub struct DeviceUsage {
-    /// Time of the sample; if not `is_dated`, an upper bound.
+    /// Time of the sample.
     pub at: Timestamp,
-    /// False for a maximum whose time is unknown.
-    pub is_dated: bool,
     /// Key of the device.
     pub device: Arc<str>,
     /// Used memory of the device.
@@ -140,8 +126,8 @@ pub struct DeviceUsage {
     /// Memory of each process of a container, also of processes that ended since, with the process's start in clock
     /// ticks since boot. Containers with an unreported part are omitted.
     pub containers: HashMap<ContainerId, Vec<(u64, u64)>>,
-    /// Memory of processes by pid and start time.
-    pub processes: Vec<((u32, u64), u64)>,
+    /// Memory of processes.
+    pub processes: Vec<(ProcessId, u64)>,
     /// Container of each pid.
     pub owners: Vec<(u32, ContainerId)>,
 }
@@ -167,7 +153,7 @@ pub fn write(context: &Context<'_>, cycle_data: &CycleData, series: &mut Series)
 }
 
 fn device_usage(sample: &GpuSample, context: &Context<'_>, index: &ContainerIndex<'_>) -> Vec<DeviceUsage> {
-    let container = |pid: u32, owner: &ProcessOwner| match index.container(pid, owner) {
+    let container = |owner: &ProcessFacts| match index.container(owner) {
         Some(number) => Some(context.inventory.containers[number as usize].id.clone()),
         // the container may have ended, or may not be in the inventory yet
         None => context.inventory.owner_of_path(&owner.cgroup),
@@ -175,22 +161,21 @@ fn device_usage(sample: &GpuSample, context: &Context<'_>, index: &ContainerInde
     let of_device = |sampled: &DeviceSample| {
         let mut containers = HashMap::new();
         let (mut processes, mut owners) = (Vec::with_capacity(sampled.holders.len()), Vec::new());
-        for (pid, owner, used) in &sampled.holders {
-            processes.push(((*pid, owner.start_ticks), *used));
-            if let Some(id) = container(*pid, owner) {
-                containers.entry(id.clone()).or_insert_with(Vec::new).push((owner.start_ticks, *used));
-                owners.push((*pid, id));
+        for (owner, used) in &sampled.holders {
+            processes.push((owner.id, *used));
+            if let Some(id) = container(owner) {
+                containers.entry(id.clone()).or_insert_with(Vec::new).push((owner.id.start_ticks, *used));
+                owners.push((owner.id.pid, id));
             }
         }
-        for (pid, owner) in &sampled.silent {
-            if let Some(id) = container(*pid, owner) {
+        for owner in &sampled.silent {
+            if let Some(id) = container(owner) {
                 containers.remove(&id);
-                owners.push((*pid, id));
+                owners.push((owner.id.pid, id));
             }
         }
         let device = Arc::clone(sampled.identity.key());
-        let (at, is_dated) = (sample.at, sample.is_dated);
-        DeviceUsage { at, is_dated, device, used: sampled.used, containers, processes, owners }
+        DeviceUsage { at: sample.at, device, used: sampled.used, containers, processes, owners }
     };
     sample.devices.iter().map(of_device).collect()
 }
@@ -275,10 +260,8 @@ fn write_holders(
 }
 
 fn device_process(container: u32, gpu: u32, device: &GpuDevice, process: &GpuProcess) -> DeviceProcess {
-    let (start_ticks, comm) = process
-        .owner
-        .as_ref()
-        .map_or((0, Label::Fixed("")), |owner| (owner.start_ticks, (&owner.comm).into()));
+    let unknown = || (ProcessId::new(process.pid, 0), Label::Fixed(""));
+    let (id, comm) = process.owner.as_ref().map_or_else(unknown, |owner| (owner.id, (&owner.comm).into()));
     // A process of a container with a GPU context is a trainer (`roles::classify`). The container's process list is not
     // used, since it was read at another time: the process may have ended since the driver's report, or started after
     // the list was read.
@@ -287,10 +270,9 @@ fn device_process(container: u32, gpu: u32, device: &GpuDevice, process: &GpuPro
         container,
         gpu,
         device: Arc::clone(device.identity.key()),
-        who: (process.pid, start_ticks),
+        id,
         labels: [Label::Number(u64::from(process.pid)), comm, role.into()],
         used: process.used,
-        driver_peak: process.driver_peak,
         busy: process.busy,
     }
 }
@@ -329,7 +311,7 @@ mod tests {
         for (second, sum) in [(Some(5), Some(15)), (None, None)] {
             let reading = GpuReading::of_devices(Timestamp::now(), gpus(second));
             let cycle_data = CycleData { gpus: vec![Arc::new(reading)], ..CycleData::default() };
-            assert_eq!(contexts(&cycle_data), GpuContexts::from([((7, 7), sum)]));
+            assert_eq!(contexts(&cycle_data), GpuContexts::from([(ProcessId::new(7, 7), sum)]));
         }
     }
 
@@ -341,8 +323,12 @@ mod tests {
             2 => "/system.slice/display.service".to_owned(),
             _ => return GpuProcess::new(pid, used),
         };
-        let owner =
-            ProcessOwner { start_ticks: u64::from(pid), comm: "python".into(), cgroup: cgroup.into() };
+        let owner = ProcessFacts {
+            id: ProcessId::new(pid, u64::from(pid)),
+            ppid: 1,
+            comm: "python".into(),
+            cgroup: cgroup.into(),
+        };
         GpuProcess { owner: Some(owner), ..GpuProcess::new(pid, used) }
     }
 
@@ -361,7 +347,8 @@ mod tests {
     fn written(device: &GpuDevice) -> Vec<(FamilyId, u64)> {
         // the process lists contain only pid 1, in container B
         let inventory = inventory();
-        let index = ContainerIndex { by_pid: HashMap::from([(1, (1, 1))]), inventory: &inventory };
+        let index =
+            ContainerIndex { processes: HashMap::from([(ProcessId::new(1, 1), 1)]), inventory: &inventory };
         let mut series = Series::default();
         let devices = std::slice::from_ref(device);
         write_device_memory(0, devices, Some(0), &index, &mut series, &mut GpuAttribution::default());
@@ -439,7 +426,7 @@ mod tests {
             whole.memory = DeviceMemory { used, ..DeviceMemory::default() };
             devices.insert(0, whole);
             let inventory = inventory();
-            let index = ContainerIndex { by_pid: HashMap::new(), inventory: &inventory };
+            let index = ContainerIndex { processes: HashMap::new(), inventory: &inventory };
             let mut series = Series::default();
             write_device_memory(0, &devices, Some(0), &index, &mut series, &mut GpuAttribution::default());
             for (gpu, device) in (0_u32..).zip(&devices) {
@@ -462,9 +449,10 @@ mod tests {
     fn process_list_outweighs_cgroup_unless_pid_was_reused() {
         let mut process = process(1, Some(5), 0);
         let inventory = inventory();
-        let index = ContainerIndex { by_pid: HashMap::from([(1, (1, 1))]), inventory: &inventory };
+        let index =
+            ContainerIndex { processes: HashMap::from([(ProcessId::new(1, 1), 1)]), inventory: &inventory };
         assert_eq!(index.locate(&process), ProcessLocation::Container(1));
-        process.owner.as_mut().unwrap().start_ticks = 99;
+        process.owner.as_mut().unwrap().id.start_ticks = 99;
         assert_eq!(index.locate(&process), ProcessLocation::Container(0));
         // a cgroup that container A named after B
         process.owner.as_mut().unwrap().cgroup = format!("/docker/{A}/docker/{B}").into();

@@ -12,6 +12,7 @@ use super::gpu::DeviceProcess;
 use crate::catalog::*;
 use crate::clock::Timestamp;
 use crate::collect::{Context, CycleData};
+use crate::host::process::ProcessId;
 use crate::reporter::message::{TorchMemory, normalized_uuid};
 use crate::reporter::reports::{ContainerReports, DeviceUuid, OperationMemory, ReportingProcess, Reports};
 use crate::series::{Label, NONE, Series};
@@ -73,12 +74,12 @@ impl<'a> GpuIndex<'a> {
     /// others), it is known only if the process reports one device and the driver lists the process on one GPU.
     pub(super) fn of_device(
         &self,
-        who: (u32, u64),
+        who: ProcessId,
         process: &ReportingProcess,
         uuid: &DeviceUuid,
     ) -> Option<u32> {
         self.by_uuid(uuid).or_else(|| match process.devices.len() {
-            1 => only(self.processes.iter().filter(|on| on.who == who).map(|on| on.gpu)),
+            1 => only(self.processes.iter().filter(|on| on.id == who).map(|on| on.gpu)),
             _ => None,
         })
     }
@@ -155,7 +156,7 @@ fn held_by(
     at: Timestamp,
 ) -> Result<HolderPartition, Withheld> {
     let used = process.used.ok_or(Withheld::Unreported)?;
-    let reporting = reports.processes.get(&process.who);
+    let reporting = reports.processes.get(&process.id);
     let Some((reporting, sampled)) = reporting.and_then(|found| Some((found, found.sampled?))) else {
         return Ok(HolderPartition { not_reporting: used, ..HolderPartition::default() });
     };
@@ -165,7 +166,7 @@ fn held_by(
     // a device that is not reported holds no memory of torch
     let mut torch = (0_u64, 0_u64);
     for device in &reporting.devices {
-        match gpus.of_device(process.who, reporting, &device.uuid) {
+        match gpus.of_device(process.id, reporting, &device.uuid) {
             None => return Err(Withheld::UnknownGpu),
             Some(gpu) if gpu == process.gpu => {
                 let (Some(allocated), Some(reserved)) = (device.memory.alloc, device.memory.res) else {
@@ -210,7 +211,7 @@ impl HolderPartition {
 fn write_torch<'a>(
     now: Timestamp,
     container: u32,
-    members: impl Iterator<Item = (&'a (u32, u64), &'a ReportingProcess)>,
+    members: impl Iterator<Item = (&'a ProcessId, &'a ReportingProcess)>,
     gpus: &GpuIndex<'_>,
     series: &mut Series,
 ) {
@@ -308,10 +309,9 @@ pub(super) mod tests {
             container: 0,
             gpu,
             device: "GPU-A".into(),
-            who: (pid, u64::from(pid)),
+            id: ProcessId::new(pid, u64::from(pid)),
             labels: [Label::Number(u64::from(pid)), "python".into(), "trainer".into()],
             used,
-            driver_peak: None,
             busy: None,
         }
     }
@@ -329,7 +329,7 @@ pub(super) mod tests {
         uuid: Option<&str>,
         memory: (Option<u64>, Option<u64>),
     ) {
-        let who = (pid, u64::from(pid));
+        let who = ProcessId::new(pid, u64::from(pid));
         let devices = vec![(0, uuid.map(normalized_uuid))];
         reports.hello(who, &ContainerId::new("a"), Hello { local_rank: 0, devices });
         let memory = TorchMemory { i: 0, alloc: memory.0, res: memory.1, ..TorchMemory::default() };

@@ -58,7 +58,7 @@ pub fn attribute(
     let contexts = gpu::contexts(cycle_data);
     let containers = 0..context.inventory.containers.len();
     let is_complete = containers.clone().all(|number| cycle_data.processes.complete(number));
-    let running = containers.clone().flat_map(|number| cycle_data.processes.of(number)).map(gpu::key);
+    let running = containers.clone().flat_map(|number| cycle_data.processes.of(number)).map(Process::id);
     gpu_holders.update(is_complete.then(|| running.collect()).as_ref(), gpu::evidence(cycle_data));
     let mut processes = Vec::with_capacity(cycle_data.processes.len());
     for number in containers {
@@ -93,7 +93,7 @@ fn push_processes(
 ) {
     let members = cycle_data.processes.of(number);
     let id = &context.inventory.containers[number].id;
-    let roles = roles::classify(members, |process| gpu_holders.contains(&gpu::key(process)));
+    let roles = roles::classify(members, |process| gpu_holders.contains(&process.id()));
     out.extend(std::iter::zip(members, roles).map(|(process, role)| ContainerProcess {
         container: number as u32,
         pid: process.pid,
@@ -101,7 +101,7 @@ fn push_processes(
         role,
         memory: process.memory,
         pss_bytes: cycle_data.pss.of(id, process.pid, process.meta.start_ticks),
-        gpu_bytes: contexts.get(&gpu::key(process)).copied().flatten(),
+        gpu_bytes: contexts.get(&process.id()).copied().flatten(),
     }));
 }
 

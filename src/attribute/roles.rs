@@ -13,6 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::collect::process::Process;
+use crate::host::process::ProcessId;
 use crate::parse::process::Launch;
 
 /// The role of a process.
@@ -46,19 +47,19 @@ pub struct GpuEvidence {
     /// Keys of the GPUs that report their processes.
     pub reporting: HashSet<Arc<str>>,
     /// Processes with a GPU context, by pid and start time, with the keys of those GPUs.
-    pub holders: HashMap<(u32, u64), Vec<Arc<str>>>,
+    pub holders: HashMap<ProcessId, Vec<Arc<str>>>,
 }
 
 /// Processes that hold GPU memory by the last report of each GPU: pid and start time to the keys of the GPUs.
 #[derive(Debug, Default)]
-pub struct GpuHolders(HashMap<(u32, u64), Vec<Arc<str>>>);
+pub struct GpuHolders(HashMap<ProcessId, Vec<Arc<str>>>);
 
 impl GpuHolders {
     /// Applies the reports of this cycle and forgets processes that ended. `running` is `None` if the list of running
     /// processes is incomplete.
-    pub fn update(&mut self, running: Option<&HashSet<(u32, u64)>>, evidence: GpuEvidence) {
+    pub fn update(&mut self, running: Option<&HashSet<ProcessId>>, evidence: GpuEvidence) {
         let GpuEvidence { reporting, holders } = evidence;
-        let is_running = |process: &(u32, u64)| running.is_none_or(|running| running.contains(process));
+        let is_running = |process: &ProcessId| running.is_none_or(|running| running.contains(process));
         self.0.retain(|process, gpus| {
             gpus.retain(|gpu| !reporting.contains(gpu));
             is_running(process) && !gpus.is_empty()
@@ -69,7 +70,7 @@ impl GpuHolders {
     }
 
     /// Returns true if the process holds GPU memory, as far as is known.
-    pub fn contains(&self, process: &(u32, u64)) -> bool {
+    pub fn contains(&self, process: &ProcessId) -> bool {
         self.0.contains_key(process)
     }
 }
@@ -228,7 +229,7 @@ mod tests {
     fn rank_stays_while_its_gpu_is_silent_but_not_for_reused_pid() {
         let mut holders = GpuHolders::default();
         let mut update =
-            |running: Option<&[(u32, u64)]>, reported: &[((u32, u64), &str)], reporting: &[&str]| {
+            |running: Option<&[ProcessId]>, reported: &[(ProcessId, &str)], reporting: &[&str]| {
                 let reporting = reporting.iter().map(|gpu| (*gpu).into()).collect();
                 let mut evidence = GpuEvidence { reporting, ..GpuEvidence::default() };
                 for (process, gpu) in reported {
@@ -240,11 +241,11 @@ mod tests {
                 processes.sort_unstable();
                 processes
             };
-        let (a, b) = ((7, 1), (8, 1));
+        let (a, b) = (ProcessId::new(7, 1), ProcessId::new(8, 1));
         assert_eq!(update(Some(&[a, b]), &[(a, "0")], &["0", "1"]), [a]);
         assert_eq!(update(Some(&[a, b]), &[], &["1"]), [a], "its GPU is unavailable");
         assert_eq!(update(None, &[], &[]), [a], "and its container could not be read");
-        assert_eq!(update(Some(&[(7, 2), b]), &[], &[]), [], "another process of that pid");
+        assert_eq!(update(Some(&[ProcessId::new(7, 2), b]), &[], &[]), [], "another process of that pid");
         assert_eq!(update(Some(&[a, b]), &[(a, "0"), (a, "1"), (b, "0")], &["0", "1"]), [a, b]);
         assert_eq!(update(Some(&[a, b]), &[], &["0"]), [a], "it may still hold memory on the other GPU");
         assert_eq!(update(Some(&[a, b]), &[], &["0", "1"]), [], "both hold none now");

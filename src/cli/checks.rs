@@ -19,7 +19,7 @@ use bollard::query_parameters::{EventsOptions, ListContainersOptions};
 use futures_util::StreamExt;
 
 use crate::clock::Timestamp;
-use crate::collect::gpu::DriverRelease;
+use crate::collect::gpu::DriverState;
 use crate::config::{self, Config, RuntimeEndpoint};
 use crate::discover::cgroup_tree::CgroupTree;
 use crate::discover::{Hierarchy, Version, docker};
@@ -112,11 +112,11 @@ impl Check {
     }
 }
 
-/// Checks every source once. `driver_release` is that of the GPU collector, if it runs in this process.
+/// Checks every source once. `driver_state` is that of the GPU collector, if it runs in this process.
 pub async fn run_checks(
     config: &Config,
     verbosity: Verbosity,
-    driver_release: Option<&DriverRelease>,
+    driver_state: Option<&DriverState>,
 ) -> Vec<Check> {
     let mut checks = vec![cgroups(config), proc_root(config)];
     checks.extend(pods::run_checks(config, verbosity).await);
@@ -124,8 +124,8 @@ pub async fn run_checks(
         checks.extend(runtimes(endpoint, config.oom.runtime).await);
     }
     checks.extend([pid_namespace(config), ptrace()]);
-    if verbosity == Verbosity::Full || driver_release.is_some() {
-        checks.extend(gpu::run_checks(config, driver_release).await);
+    if verbosity == Verbosity::Full || driver_state.is_some() {
+        checks.extend(gpu::run_checks(config, driver_state).await);
     }
     checks.extend([amdgpu::run_checks(config), pressure(config)]);
     checks.extend(ledger::run_checks(config, verbosity));

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::clock::Timestamp;
-use crate::collect::gpu::DriverRelease;
+use crate::collect::gpu::DriverState;
 use crate::config::Config;
 use crate::container_logs;
 use crate::host::capabilities;
@@ -97,33 +97,27 @@ async fn run_on_runtime(config: Config, spans: Option<SpanQueue>) -> anyhow::Res
     let addresses: Vec<SocketAddr> =
         listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
     log_settings(&config, &addresses);
-    let (driver_release, snapshot_cache) = (Arc::new(DriverRelease::default()), Arc::default());
-    let mut independent = IndependentSources::new(&config, Arc::clone(&driver_release), http_stats);
+    let (driver_state, snapshot_cache) = (Arc::new(DriverState::default()), Arc::default());
+    let mut independent = IndependentSources::new(&config, Arc::clone(&driver_state), http_stats);
     // health is served before the ledger is open: its disk may hang
-    let without_ledger = router(
-        &config,
-        Arc::clone(&snapshot_cache),
-        None,
-        Arc::clone(&driver_release),
-        None,
-        &access_control,
-    );
+    let without_ledger =
+        router(&config, Arc::clone(&snapshot_cache), None, Arc::clone(&driver_state), None, &access_control);
     let mut servers = Servers::start(listeners, without_ledger, Arc::clone(&access_control));
     tokio::spawn(essential("web configuration", Arc::clone(&access_control).follow()));
-    let release = release_driver_on_signal(user_signal, Arc::clone(&driver_release), config.gpu.release_for);
+    let release = release_driver_on_signal(user_signal, Arc::clone(&driver_state), config.gpu.release_for);
     tokio::spawn(essential("SIGUSR1", release));
     let opening = open_ledger(&config, &mut stop_signals, &mut independent, &snapshot_cache);
     let Some(ledger_service) = opening.await? else { return Ok(ExitCode::SUCCESS) };
     let running = start(&config, ledger_service, independent, &snapshot_cache, spans, &mut servers)?;
-    let driver = config.collectors.contains("gpu").then(|| Arc::clone(&driver_release));
+    let driver = config.collectors.contains("gpu").then(|| Arc::clone(&driver_state));
     let first = Arc::clone(&running.first_snapshot);
     tokio::spawn(print_startup_summary(config, addresses, first, driver, access_control));
     let signal = stop_request(&mut stop_signals, &mut servers.tasks).await?;
     tracing::info!(signal, "stopping");
     running.sampler.stop();
-    driver_release.stop();
+    driver_state.stop();
     servers.stop();
-    stop_consumers(running.exporter, running.ledger, servers.tasks, &driver_release).await;
+    stop_consumers(running.exporter, running.ledger, servers.tasks, &driver_state).await;
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
 }
@@ -165,7 +159,7 @@ fn start(
         sampler.show_otlp_stats(Arc::clone(otlp_stats));
     }
     independent.add(shared_state, otlp_stats);
-    let release = independent.driver_release();
+    let release = independent.driver_state();
     let stalls = serve_through_stalls(independent, Arc::clone(snapshot_cache), stale_after(config));
     tokio::spawn(essential("stalls", stalls));
     let first_snapshot = Arc::new(Notify::new());
@@ -222,7 +216,7 @@ async fn stop_consumers(
     exporter: Option<OtlpExporter>,
     ledger: ServiceHandle,
     mut servers: JoinSet<()>,
-    driver_release: &DriverRelease,
+    driver_state: &DriverState,
 ) {
     if let Some(exporter) = exporter {
         let _ = tokio::task::spawn_blocking(move || exporter.stop()).await;
@@ -230,21 +224,21 @@ async fn stop_consumers(
     let flushed = tokio::task::spawn_blocking(move || ledger.stop(LEDGER_FLUSH_TIMEOUT));
     let finished = async { while servers.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, finished).await;
-    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, await_closed_driver(driver_release)).await;
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, await_closed_driver(driver_state)).await;
     let _ = flushed.await;
 }
 
 /// Waits until no NVML process runs. One that outlives memledger is killed by the kernel, but would never be reaped.
-async fn await_closed_driver(driver_release: &DriverRelease) {
-    while !driver_release.is_closed() {
+async fn await_closed_driver(driver_state: &DriverState) {
+    while !driver_state.is_closed() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
 /// Releases the GPU driver at each SIGUSR1.
-async fn release_driver_on_signal(mut requests: Signal, driver_release: Arc<DriverRelease>, span: Duration) {
+async fn release_driver_on_signal(mut requests: Signal, driver_state: Arc<DriverState>, span: Duration) {
     while requests.recv().await.is_some() {
         tracing::info!(signal = "SIGUSR1", ?span, "releasing the GPU driver");
-        driver_release.request(Timestamp::now(), span);
+        driver_state.request(Timestamp::now(), span);
     }
 }

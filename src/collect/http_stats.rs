@@ -1,7 +1,7 @@
 //! Metrics of the HTTP server: whether its configuration is in use, and what it rejected.
 //!
 //! Data flows from the sampler to the routes, not back. These counters are the exception, like
-//! [`super::gpu::DriverRelease`] for the GPU driver.
+//! [`super::gpu::DriverState`] for the GPU driver.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 

@@ -21,7 +21,7 @@ pub mod pss;
 pub mod otlp_stats;
 pub mod memory_headroom;
 pub mod shm;
-mod target;
+mod container_owner;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -143,11 +143,11 @@ pub trait Collector: Send {
     }
 }
 
-/// Returns all enabled collectors, in the order in which they depend on each other. `driver_release` is passed to the
+/// Returns all enabled collectors, in the order in which they depend on each other. `driver_state` is passed to the
 /// GPU collector.
 pub fn all(
     config: &Config,
-    driver_release: &Arc<gpu::DriverRelease>,
+    driver_state: &Arc<gpu::DriverState>,
     amdgpu_output: &Arc<gpu::SharedOutput>,
 ) -> Vec<Box<dyn Collector>> {
     let every: Vec<Box<dyn Collector>> = vec![
@@ -157,7 +157,7 @@ pub fn all(
         Box::new(process::ProcessTable::default()),
         Box::new(shm::SharedMemory::default()),
         Box::new(pss::Pss::new(config.pss_interval)),
-        Box::new(gpu::GpuCollector::new(&config.gpu, Arc::clone(driver_release))),
+        Box::new(gpu::GpuCollector::new(&config.gpu, Arc::clone(driver_state))),
         Box::new(amdgpu::AmdGpu::new(&config.gpu, Arc::clone(amdgpu_output))),
     ];
     every.into_iter().filter(|collector| config.collectors.contains(collector.name())).collect()

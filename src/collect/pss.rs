@@ -17,13 +17,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::container_owner::ContainerOwner;
 use super::memory_headroom::{LowHeadroom, MemoryHeadroom};
 use super::process::resident_memory;
-use super::target::{Target, TargetOwner};
 use super::{CollectOutcome, Collector, Context, Output};
 use crate::clock::Timestamp;
 use crate::discover::{Container, ContainerId};
 use crate::host::ReadError;
+use crate::host::process::ProcessId;
 use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool, cpu_time};
 use crate::parse::{lines, number};
 
@@ -88,7 +89,7 @@ impl PssShares {
 struct Share {
     round: u64,
     id: ContainerId,
-    target: Target,
+    target: ProcessId,
     last: Option<SmapsWalk>,
     /// How long the process may wait for this read: it may have grown since the read was queued.
     max_wait: Duration,
@@ -208,7 +209,7 @@ struct Measurement {
     /// A read failed, so the result will be incomplete.
     has_failed: bool,
     /// The process whose share is the remainder.
-    remainder: Option<Target>,
+    remainder: Option<ProcessId>,
 }
 
 /// The outcome of a read.
@@ -238,10 +239,10 @@ pub struct Pss {
     /// Start of the newest measurement of each container.
     started: HashMap<ContainerId, Timestamp>,
     /// Last walks of the processes of each container.
-    walks: HashMap<ContainerId, HashMap<Target, SmapsWalk>>,
+    walks: HashMap<ContainerId, HashMap<ProcessId, SmapsWalk>>,
     /// When the newest rare walks of each container began.
     rare_since: HashMap<ContainerId, Timestamp>,
-    pool: Option<ReadPool<TargetOwner, Share, PssRead>>,
+    pool: Option<ReadPool<ContainerOwner, Share, PssRead>>,
     measuring: HashMap<ContainerId, Measurement>,
     shares: HashMap<ContainerId, Arc<MeasuredShares>>,
     /// Containers with low headroom in the newest cycle, which are not measured.
@@ -310,7 +311,7 @@ impl Pss {
         context: &Context<'_>,
         output: &mut Output<'_>,
         number: usize,
-        reads: &mut Vec<(TargetOwner, Share)>,
+        reads: &mut Vec<(ContainerOwner, Share)>,
     ) {
         let container = &context.inventory.containers[number];
         let members = output.cycle_data.processes.of(number);
@@ -318,7 +319,7 @@ impl Pss {
         let has_figure = || shared_memory(context, output, number).is_some();
         let targets = members
             .iter()
-            .map(|process| Target { pid: process.pid, start_ticks: process.meta.start_ticks })
+            .map(|process| ProcessId { pid: process.pid, start_ticks: process.meta.start_ticks })
             .collect::<Vec<_>>();
         let walks = self.walks.entry(container.id.clone()).or_default();
         if !walks.is_empty() {
@@ -345,7 +346,7 @@ impl Pss {
             has_failed: false,
             remainder: None,
         };
-        let owner = TargetOwner::of(container);
+        let owner = ContainerOwner::of(container);
         for ((target, (_, last)), source) in targets.into_iter().zip(sizes).zip(sources) {
             match source {
                 ShareSource::Walk(max_wait) => {
@@ -370,7 +371,7 @@ impl Pss {
 
     fn take(&mut self, context: &Context<'_>, output: &mut Output<'_>) {
         let outcomes = self.pool.as_ref().map(ReadPool::take).unwrap_or_default();
-        for (TargetOwner { id, .. }, share, outcome) in outcomes {
+        for (ContainerOwner { id, .. }, share, outcome) in outcomes {
             // a read that hung in an earlier measurement has another round
             let measurement = self.measuring.get_mut(&id).filter(|running| running.round == share.round);
             let Some(measurement) = measurement else { continue };
@@ -416,7 +417,7 @@ impl Pss {
         if measurement.has_failed {
             return;
         }
-        if let Some(Target { pid, start_ticks }) = measurement.remainder {
+        if let Some(ProcessId { pid, start_ticks }) = measurement.remainder {
             let figure = position(context, id).and_then(|number| shared_memory(context, output, number));
             let others: u64 = measurement.bytes.values().map(|(_, bytes)| bytes).sum();
             // less than nothing is left if they were read at different times
@@ -598,7 +599,7 @@ mod tests {
         let fields = vec!["0"; 50].join(" ");
         std::fs::write(dir.join("stat"), format!("7 (python) S {fields}")).unwrap();
         std::fs::write(dir.join("smaps_rollup"), "Rss: 8 kB\nPss: 4 kB\n").unwrap();
-        let (target, id) = (Target { pid: 7, start_ticks: 0 }, ContainerId::new("a"));
+        let (target, id) = (ProcessId { pid: 7, start_ticks: 0 }, ContainerId::new("a"));
         let share = Share { round: 1, id, target, last: None, max_wait: MAX_WAIT };
         let pages = |gib: u64| gib * GIB / rustix::param::page_size() as u64;
         let read_with = |gib| {

@@ -20,11 +20,12 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::target::{Target, TargetOwner};
+use super::container_owner::ContainerOwner;
 use super::{CollectOutcome, Collector, Context, Output};
 use crate::catalog::*;
 use crate::clock::Timestamp;
 use crate::discover::{Container, ContainerId};
+use crate::host::process::ProcessId;
 use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool};
 use crate::host::{Dir, HostPaths, KernelFile, ReadError, classify};
 use crate::parse::mount;
@@ -86,7 +87,7 @@ const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     last: Option<Timestamp>,
-    pool: Option<ReadPool<TargetOwner, ShmRead, ShmFound>>,
+    pool: Option<ReadPool<ContainerOwner, ShmRead, ShmFound>>,
     /// Containers with a pending read.
     pending: HashSet<ContainerId>,
     /// Containers that were read; `None` if a container has no `/dev/shm` of its own, or it could not be read.
@@ -101,7 +102,7 @@ pub struct SharedMemory {
 /// the container's own tmpfs when it was last read.
 #[derive(Clone, Copy, Debug)]
 struct ShmRead {
-    process: Target,
+    process: ProcessId,
     host: Option<u64>,
     known: Option<MountKey>,
 }
@@ -242,7 +243,7 @@ fn container_shm(
 /// Returns the container's own `/dev/shm` by the mount table of one of its processes, without its use.
 fn listed_shm(
     dir: &Dir,
-    process: Target,
+    process: ProcessId,
     host: Option<u64>,
     buffer: &mut Vec<u8>,
 ) -> Result<ShmFound, ReadError> {
@@ -274,9 +275,9 @@ impl SharedMemory {
                 continue;
             };
             if self.pending.insert(container.id.clone()) {
-                let process = Target { pid: oldest.pid, start_ticks: oldest.meta.start_ticks };
+                let process = ProcessId { pid: oldest.pid, start_ticks: oldest.meta.start_ticks };
                 let known = self.sizes.get(&container.id).copied().flatten().map(|shm| shm.mount);
-                reads.push((TargetOwner::of(container), ShmRead { process, host, known }));
+                reads.push((ContainerOwner::of(container), ShmRead { process, host, known }));
             }
         }
         self.denied = false;
@@ -294,7 +295,7 @@ impl SharedMemory {
 
     fn take(&mut self, now: Timestamp, output: &mut Output<'_>) {
         let outcomes = self.pool.as_ref().map(ReadPool::take).unwrap_or_default();
-        for (TargetOwner { id, .. }, _, outcome) in outcomes {
+        for (ContainerOwner { id, .. }, _, outcome) in outcomes {
             self.pending.remove(&id);
             let size = match outcome {
                 ReadOutcome::Finished(Ok(ShmFound::Tmpfs(size))) => Some(size),
@@ -404,7 +405,7 @@ mod tests {
         let dir = Dir::open(Path::new(&format!("/proc/{pid}"))).unwrap();
         let mut buffer = Vec::new();
         let stat = dir.file("stat").unwrap().read_once(&mut buffer).map(crate::parse::process::Stat::parse);
-        let process = Target { pid, start_ticks: stat.unwrap().unwrap().start_ticks };
+        let process = ProcessId { pid, start_ticks: stat.unwrap().unwrap().start_ticks };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let shm = open("/dev/shm", flags, Mode::empty()).unwrap();
         let listed = listed_shm(&dir, process, None, &mut buffer).unwrap();

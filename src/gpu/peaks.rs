@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::attribute::gpu::{DeviceUsage, GpuAttribution};
+use crate::attribute::gpu::GpuAttribution;
 use crate::catalog::*;
 use crate::clock::Timestamp;
 use crate::collect::CycleData;
+use crate::host::process::ProcessId;
 use crate::series::Series;
 
 /// Name of NVIDIA's driver as a source of GPUs.
@@ -32,11 +33,6 @@ impl Peak {
             self.recent.pop_back();
         }
         self.recent.push_back((at, bytes));
-    }
-
-    /// Records a usage, either at a known time or at some earlier time.
-    pub fn record_usage(&mut self, held: &DeviceUsage, bytes: u64) {
-        if held.is_dated { self.record(held.at, bytes) } else { self.raise(bytes) }
     }
 
     /// Raises the peak to a usage at an unknown time.
@@ -63,7 +59,7 @@ impl Peak {
 }
 
 /// A process on a device: its pid and start time, and the key of the device.
-type OnDevice = ((u32, u64), Arc<str>);
+type OnDevice = (ProcessId, Arc<str>);
 
 /// Peaks and counts of all GPUs.
 #[derive(Debug, Default)]
@@ -159,13 +155,7 @@ impl GpuPeaks {
             }
             for (who, bytes) in &held.processes {
                 let peak = self.processes.entry((*who, Arc::clone(&held.device))).or_default();
-                peak.record_usage(held, *bytes);
-            }
-        }
-        for process in &attributed.processes {
-            if let Some(bytes) = process.driver_peak {
-                let key = (process.who, Arc::clone(&process.device));
-                self.processes.entry(key).or_default().raise(bytes);
+                peak.record(held.at, *bytes);
             }
         }
         for peak in self.devices.values_mut() {
@@ -173,7 +163,7 @@ impl GpuPeaks {
         }
         // keep a process that is not seen now for a while: the driver may be temporarily unavailable
         let present: HashSet<OnDevice> =
-            attributed.processes.iter().map(|p| (p.who, Arc::clone(&p.device))).collect();
+            attributed.processes.iter().map(|p| (p.id, Arc::clone(&p.device))).collect();
         self.processes.retain(|key, peak| {
             peak.forget_old(now);
             present.contains(key) || !peak.recent.is_empty()
@@ -182,7 +172,7 @@ impl GpuPeaks {
 
     fn write_processes(&self, now: Timestamp, attributed: &GpuAttribution, series: &mut Series) {
         for process in attributed.processes.iter().filter(|process| process.used.is_some()) {
-            let key = (process.who, Arc::clone(&process.device));
+            let key = (process.id, Arc::clone(&process.device));
             let Some(peak) = self.processes.get(&key) else { continue };
             let (container, gpu, labels) = (process.container, process.gpu, &process.labels);
             if let Some(bytes) = peak.highest() {

@@ -141,7 +141,7 @@ impl XidCounts {
         attributed: &GpuAttribution,
         reported: &[(f64, Xid)],
     ) -> Vec<ReportedXid> {
-        for held in attributed.held.iter().filter(|held| held.is_dated) {
+        for held in &attributed.held {
             for (pid, container) in &held.owners {
                 self.processes.insert(*pid, (container.clone(), held.at));
             }
@@ -238,10 +238,9 @@ mod tests {
             container: 0,
             gpu: 1,
             device: "GPU-1".into(),
-            who: (7, 7),
+            id: crate::host::process::ProcessId::new(7, 7),
             labels: [Label::Number(7), "".into(), "".into()],
             used: None,
-            driver_peak: None,
             busy: None,
         };
         let attributed = GpuAttribution { processes: vec![on_gpu], ..GpuAttribution::default() };
@@ -294,15 +293,8 @@ mod tests {
         let mut record = |now: Timestamp, owners: &[(u32, &str)], reported: &[(f64, Xid)]| {
             let owners = owners.iter().map(|(pid, id)| (*pid, ContainerId::new(id))).collect();
             let (containers, processes) = (HashMap::new(), vec![]);
-            let held = DeviceUsage {
-                at: now,
-                is_dated: true,
-                device: "GPU-0".into(),
-                used: None,
-                containers,
-                processes,
-                owners,
-            };
+            let held =
+                DeviceUsage { at: now, device: "GPU-0".into(), used: None, containers, processes, owners };
             let attributed = GpuAttribution { held: vec![held], ..GpuAttribution::default() };
             let cycle_data = CycleData { gpus: vec![Arc::new(reading(now))], ..CycleData::default() };
             let context = Context { now, host_paths: &host_paths, hierarchy: None, inventory: &inventory };

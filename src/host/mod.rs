@@ -11,7 +11,7 @@ mod kernel_fs;
 pub mod capabilities;
 pub mod heap;
 pub mod panics;
-pub mod process_cgroup;
+pub mod process;
 pub mod read_pool;
 pub mod signals;
 pub mod syslog;

@@ -18,13 +18,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The route.
 pub async fn route(State(shared): State<Arc<HttpState>>) -> Response {
-    let (driver_release, span) = &shared.gpu;
+    let (driver_state, span) = &shared.gpu;
     let requested = Timestamp::now();
-    driver_release.request(requested, *span);
-    while !driver_release.is_closed() && Timestamp::now().since(requested) < CLOSE_TIMEOUT {
+    driver_state.request(requested, *span);
+    while !driver_state.is_closed() && Timestamp::now().since(requested) < CLOSE_TIMEOUT {
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    let closed = driver_release.is_closed();
+    let closed = driver_state.is_closed();
     let body = json!({
         "released_for_seconds": span.as_secs_f64(),
         "back_at": requested.plus(*span).unix_seconds(),

@@ -47,7 +47,7 @@ pub use snapshot_cache::{RenderedSnapshot, SnapshotCache};
 use tokio::sync::Semaphore;
 
 use crate::clock::Timestamp;
-use crate::collect::gpu::DriverRelease;
+use crate::collect::gpu::DriverState;
 use crate::collect::http_stats::RejectReason;
 use crate::config::Config;
 use crate::discover::Container;
@@ -86,7 +86,7 @@ struct HttpState {
     /// the allocator retains memory for each thread.
     rendering: tokio::sync::Mutex<()>,
     /// Makes the GPU collector close the driver's library, and for how long.
-    gpu: (Arc<DriverRelease>, Duration),
+    gpu: (Arc<DriverState>, Duration),
     /// Asks processes to clean up; `None` without the socket for them.
     reporter: Option<Arc<ReporterState>>,
     /// Permits to wait for a cleanup, fewer than the connections of the control socket.
@@ -168,7 +168,7 @@ pub fn router(
     config: &Config,
     snapshot_cache: Arc<SnapshotCache>,
     event_reader: Option<EventReader>,
-    driver_release: Arc<DriverRelease>,
+    driver_state: Arc<DriverState>,
     reporter: Option<Arc<ReporterState>>,
     access_control: &Arc<AccessControl>,
 ) -> Router {
@@ -181,7 +181,7 @@ pub fn router(
         stale_after: stale_after(config),
         ledger_reads: Arc::new(Semaphore::new(MAX_LEDGER_READS)),
         rendering: tokio::sync::Mutex::default(),
-        gpu: (driver_release, config.gpu.release_for),
+        gpu: (driver_state, config.gpu.release_for),
         reporter,
         cleanups: Semaphore::new(MAX_CLEANUPS),
     });

@@ -125,13 +125,14 @@ impl Ledger {
         if let Some(reports) = &cycle_data.reports {
             let numbers: HashMap<_, _> =
                 (0_usize..).zip(running).map(|(number, of)| (&of.id, number)).collect();
-            for ((pid, start_ticks), process) in &reports.processes {
+            for (id, process) in &reports.processes {
                 let Some(number) = numbers.get(&process.container) else { continue };
                 let run = &mut containers[*number].run;
                 let searched = reports.containers.get(&process.container).and_then(|of| of.searched);
                 run.searched =
                     if process.is_searching { Some(context.now) } else { run.searched.max(searched) };
-                let reporting = ReportingRank { rank: process.rank, start_ticks: *start_ticks, pid: *pid };
+                let reporting =
+                    ReportingRank { rank: process.rank, start_ticks: id.start_ticks, pid: id.pid };
                 if !process.settings.is_empty() && run.settings_of.is_none_or(|other| reporting < other) {
                     (run.settings, run.settings_of) = (process.settings.clone(), Some(reporting));
                 }
@@ -195,7 +196,7 @@ fn gpu_uses(context: &Context<'_>, cycle_data: &CycleData, attribution: &Attribu
         GpuUse {
             index: Arc::clone(&device.identity.index),
             uuid: Arc::clone(device.identity.key()),
-            processes: on_it().map(|process| process.who).collect(),
+            processes: on_it().map(|process| process.id).collect(),
             holders,
         }
     };

@@ -14,6 +14,7 @@ use crate::collect::kernel_log::LogEntry;
 use crate::discover::{ContainerId, Inventory};
 use crate::events::{ExitReason, GpuError, Identity};
 use crate::host::Waker;
+use crate::host::process::ProcessId;
 use crate::parse::kernel_log::{Line, Xid};
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage::ContainerUsage;
@@ -49,7 +50,7 @@ pub struct GpuUse {
     /// Its UUID, or that of the instance.
     pub uuid: Arc<str>,
     /// Processes on it by pid and start time.
-    pub processes: Vec<(u32, u64)>,
+    pub processes: Vec<ProcessId>,
     /// Holders, largest first.
     pub holders: Vec<GpuUser>,
 }

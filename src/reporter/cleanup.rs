@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::message::Cleaned;
-use super::reports::{ProcessKey, Reports};
+use super::reports::Reports;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
+use crate::host::process::ProcessId;
 
 /// Default time within which the processes should reach a safe point, and its limits: a response over HTTP has 30 s.
 pub const DEADLINE: Duration = Duration::from_secs(10);
@@ -130,7 +131,7 @@ struct Cleanup {
     /// When it ends, whoever is missing.
     until: Timestamp,
     /// Rank of each process and what it did; `None`: not known yet.
-    processes: BTreeMap<ProcessKey, (u8, Option<CleanupOutcome>)>,
+    processes: BTreeMap<ProcessId, (u8, Option<CleanupOutcome>)>,
     waiting: Vec<oneshot::Sender<CleanupResult>>,
     is_auto: bool,
 }
@@ -153,7 +154,7 @@ impl Cleanups {
     }
 
     /// Starts what was requested. Returns the messages to send. Whoever requests a cleanup that is in progress waits for that.
-    pub fn start_requested(&mut self, now: Timestamp, reports: &Reports) -> Vec<(ProcessKey, String)> {
+    pub fn start_requested(&mut self, now: Timestamp, reports: &Reports) -> Vec<(ProcessId, String)> {
         let mut messages = Vec::new();
         for CleanupRequest { container, deadline, trigger } in std::mem::take(&mut self.requests) {
             let refused = match self.refusal(now, &container, &trigger, reports) {
@@ -232,7 +233,7 @@ impl Cleanups {
     }
 
     /// Records the answer of a process. Answers to other cleanups than the one in progress are ignored.
-    pub fn answer(&mut self, process: ProcessKey, answer: &Cleaned) {
+    pub fn answer(&mut self, process: ProcessId, answer: &Cleaned) {
         let outcome = match answer.outcome {
             None => CleanupOutcome::Failed,
             Some((before, after, milliseconds)) => CleanupOutcome::Cleaned {
@@ -247,7 +248,7 @@ impl Cleanups {
     }
 
     /// Records that a process will not answer, because its connection ended or does not take the request.
-    pub fn record_loss(&mut self, process: ProcessKey, outcome: &CleanupOutcome) {
+    pub fn record_loss(&mut self, process: ProcessId, outcome: &CleanupOutcome) {
         self.running.iter_mut().for_each(|cleanup| cleanup.record_outcome(process, outcome.clone()));
     }
 
@@ -283,7 +284,7 @@ impl Cleanups {
 
 impl Cleanup {
     /// Records what a process did. The first outcome stays, but a process that only connected again may still answer.
-    fn record_outcome(&mut self, process: ProcessKey, outcome: CleanupOutcome) {
+    fn record_outcome(&mut self, process: ProcessId, outcome: CleanupOutcome) {
         if let Some((_, known @ (None | Some(CleanupOutcome::Ended)))) = self.processes.get_mut(&process) {
             *known = Some(outcome);
         }
@@ -294,9 +295,9 @@ impl Cleanup {
     }
 
     fn report(&self) -> CleanupReport {
-        let processes = self.processes.iter().map(|((pid, _), (rank, outcome))| ProcessCleanup {
+        let processes = self.processes.iter().map(|(process, (rank, outcome))| ProcessCleanup {
             rank: *rank,
-            pid: *pid,
+            pid: process.pid,
             outcome: outcome.clone().unwrap_or(CleanupOutcome::NoAnswer),
         });
         let mut processes: Vec<_> = processes.collect();
@@ -338,7 +339,11 @@ mod tests {
     fn reports() -> Reports {
         let mut reports = Reports::default();
         for (pid, id, local_rank) in [(1, "a", 1), (2, "a", 0), (3, "b", 0)] {
-            reports.hello((pid, 1), &ContainerId::new(id), Hello { local_rank, devices: vec![] });
+            reports.hello(
+                ProcessId::new(pid, 1),
+                &ContainerId::new(id),
+                Hello { local_rank, devices: vec![] },
+            );
         }
         reports
     }
@@ -359,13 +364,16 @@ mod tests {
         let mut result = request(&mut cleanups, "a");
         let messages = cleanups.start_requested(now, &reports);
         let text = r#"{"t":"cleanup","id":1,"deadline_ms":10000}"#;
-        assert_eq!(messages, [((1, 1), text.to_owned()), ((2, 1), text.to_owned())]);
-        cleanups.answer((2, 1), &answer(1));
-        cleanups.answer((3, 1), &answer(1)); // of another container
-        cleanups.answer((1, 1), &answer(7)); // of another cleanup
+        assert_eq!(
+            messages,
+            [(ProcessId::new(1, 1), text.to_owned()), (ProcessId::new(2, 1), text.to_owned())]
+        );
+        cleanups.answer(ProcessId::new(2, 1), &answer(1));
+        cleanups.answer(ProcessId::new(3, 1), &answer(1)); // of another container
+        cleanups.answer(ProcessId::new(1, 1), &answer(7)); // of another cleanup
         assert_eq!((cleanups.end(now), result.try_recv().is_err()), (vec![], true));
-        cleanups.answer((1, 1), &answer(1));
-        cleanups.record_loss((1, 1), &CleanupOutcome::Ended); // after its answer
+        cleanups.answer(ProcessId::new(1, 1), &answer(1));
+        cleanups.record_loss(ProcessId::new(1, 1), &CleanupOutcome::Ended); // after its answer
         assert_eq!(cleanups.end(now).len(), 1);
         let report = result.try_recv().unwrap().unwrap();
         assert_eq!(report.freed_bytes, 12 * MIB);
@@ -383,7 +391,7 @@ mod tests {
         let (now, reports, mut cleanups) = (Timestamp::now(), reports(), Cleanups::default());
         let mut result = request(&mut cleanups, "a");
         cleanups.start_requested(now, &reports);
-        cleanups.record_loss((1, 1), &CleanupOutcome::Ended);
+        cleanups.record_loss(ProcessId::new(1, 1), &CleanupOutcome::Ended);
         assert_eq!(cleanups.end(now), []);
         let late = now.plus(cleanups.next_timeout(now).unwrap());
         assert_eq!(late.since(now), DEADLINE + ANSWER_GRACE);
@@ -397,7 +405,7 @@ mod tests {
         let (now, reports, mut cleanups) = (Timestamp::now(), reports(), Cleanups::default());
         let mut results: Vec<_> = (0..100).map(|_| request(&mut cleanups, "b")).collect();
         assert_eq!(cleanups.start_requested(now, &reports).len(), 1);
-        cleanups.answer((3, 1), &answer(1));
+        cleanups.answer(ProcessId::new(3, 1), &answer(1));
         assert_eq!(cleanups.end(now).len(), 1);
         assert!(results.iter_mut().all(|result| result.try_recv().unwrap().unwrap().freed_bytes == 6 * MIB));
         let refused = |cleanups: &mut Cleanups, after| {
@@ -422,7 +430,7 @@ mod tests {
         };
         let second = Duration::from_secs(1);
         assert!(auto(&mut cleanups, now));
-        cleanups.answer((3, 1), &answer(1));
+        cleanups.answer(ProcessId::new(3, 1), &answer(1));
         let ended = cleanups.end(now);
         assert_eq!((ended.len(), ended[0].is_auto), (1, true));
         let mut at = now;
@@ -436,7 +444,7 @@ mod tests {
         }
         at = at.plus(MAX_AUTO_COOLDOWN);
         assert!(auto(&mut cleanups, at));
-        cleanups.answer((3, 1), &answer(cleanups.last_id));
+        cleanups.answer(ProcessId::new(3, 1), &answer(cleanups.last_id));
         cleanups.end(at);
         assert!(auto(&mut cleanups, at.plus(AUTO_COOLDOWN)), "the last one gave memory back");
     }
@@ -446,9 +454,9 @@ mod tests {
         let (now, reports, mut cleanups) = (Timestamp::now(), reports(), Cleanups::default());
         let mut result = request(&mut cleanups, "a");
         cleanups.start_requested(now, &reports);
-        cleanups.record_loss((1, 1), &CleanupOutcome::Ended);
-        cleanups.answer((1, 1), &answer(1));
-        cleanups.answer((2, 1), &Cleaned { id: 1, outcome: None });
+        cleanups.record_loss(ProcessId::new(1, 1), &CleanupOutcome::Ended);
+        cleanups.answer(ProcessId::new(1, 1), &answer(1));
+        cleanups.answer(ProcessId::new(2, 1), &Cleaned { id: 1, outcome: None });
         cleanups.end(now);
         let report = result.try_recv().unwrap().unwrap();
         let outcomes: Vec<_> = report.processes.into_iter().map(|each| each.outcome).collect();

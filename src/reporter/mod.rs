@@ -26,10 +26,11 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use crate::host::process::ProcessId;
 use cleanup::{CleanupResult, CleanupTrigger, Cleanups};
 use message::OomMessage;
 use ooms::{OomQueue, ReportedOom};
-use reports::{ProcessKey, Reports};
+use reports::Reports;
 use stats::ReporterStats;
 
 use crate::clock::Timestamp;
@@ -85,7 +86,7 @@ impl ReporterState {
     }
 
     /// Adds an out-of-memory error of a process.
-    fn add_oom(&self, now: Timestamp, process: ProcessKey, message: OomMessage) {
+    fn add_oom(&self, now: Timestamp, process: ProcessId, message: OomMessage) {
         let oom = ReportedOom::of_process(now, &self.lock(), process, message);
         if oom.is_some_and(|oom| self.ooms().add(now, oom)) {
             self.waker.wake();

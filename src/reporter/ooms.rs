@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use super::message::OomMessage;
 use super::rate_limit::RateLimit;
-use super::reports::{DeviceUuid, ProcessKey, Reports};
+use super::reports::{DeviceUuid, Reports};
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
+use crate::host::process::ProcessId;
 
 /// Events of one container: per minute, and at once. Further errors are only counted: 64 MiB of events hold those of weeks.
 const MAX_EVENTS: (u32, u32) = (1, 16);
@@ -26,7 +27,7 @@ pub struct ReportedOom {
     /// When it happened.
     pub at: Timestamp,
     /// The process; `None` for one of a log.
-    pub process: Option<ProcessKey>,
+    pub process: Option<ProcessId>,
     /// Its container.
     pub container: ContainerId,
     /// Its local rank.
@@ -62,7 +63,7 @@ struct ContainerLimit {
     /// Number of events.
     made: u64,
     /// The newest error without an event of each process, and the number of events before it: it becomes one if the process ends by it.
-    dropped: HashMap<ProcessKey, (u64, ReportedOom)>,
+    dropped: HashMap<ProcessId, (u64, ReportedOom)>,
 }
 
 impl ReportedOom {
@@ -70,7 +71,7 @@ impl ReportedOom {
     pub fn of_process(
         now: Timestamp,
         reports: &Reports,
-        process: ProcessKey,
+        process: ProcessId,
         message: OomMessage,
     ) -> Option<Self> {
         let reporting = reports.processes.get(&process)?;
@@ -166,16 +167,20 @@ mod tests {
     fn flood_of_one_container_is_counted_and_that_of_another_is_recorded() {
         let (now, mut reports, mut queue) = (Timestamp::now(), Reports::default(), OomQueue::default());
         for (pid, id) in [(1, "a"), (2, "b")] {
-            reports.hello((pid, 1), &ContainerId::new(id), Hello { local_rank: 0, devices: vec![] });
+            reports.hello(
+                ProcessId::new(pid, 1),
+                &ContainerId::new(id),
+                Hello { local_rank: 0, devices: vec![] },
+            );
         }
         let error = |number| OomMessage { number, tried: Some(1), ..OomMessage::default() };
-        let of = |pid, number| ReportedOom::of_process(now, &reports, (pid, 1), error(number));
+        let of = |pid, number| ReportedOom::of_process(now, &reports, ProcessId::new(pid, 1), error(number));
         let added = (1..=1_000).filter(|number| queue.add(now, of(1, *number).unwrap())).count();
         assert_eq!(added, 16);
         assert!(queue.add(now, of(2, 1).unwrap()));
         assert_eq!(of(3, 1), None, "it is not connected");
         let counted = |taken: &[ReportedOom]| {
-            let of_a = taken.iter().filter(|oom| oom.process == Some((1, 1)));
+            let of_a = taken.iter().filter(|oom| oom.process == Some(ProcessId::new(1, 1)));
             of_a.map(|oom| oom.errors).sum::<u64>()
         };
         let taken = queue.take();
@@ -199,13 +204,20 @@ mod tests {
     fn message_that_a_process_ended_is_not_lost_among_errors() {
         let (now, mut reports, mut queue) = (Timestamp::now(), Reports::default(), OomQueue::default());
         for pid in 1..=64 {
-            reports.hello((pid, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices: vec![] });
+            reports.hello(
+                ProcessId::new(pid, 1),
+                &ContainerId::new("a"),
+                Hello { local_rank: 0, devices: vec![] },
+            );
         }
         let error = OomMessage { number: 1, tried: Some(1), ..OomMessage::default() };
         let end = OomMessage { number: 1, is_uncaught: true, ..OomMessage::default() };
         assert!(end.is_only_uncaught());
         let mut add = |pid, message: &OomMessage| {
-            queue.add(now, ReportedOom::of_process(now, &reports, (pid, 1), message.clone()).unwrap())
+            queue.add(
+                now,
+                ReportedOom::of_process(now, &reports, ProcessId::new(pid, 1), message.clone()).unwrap(),
+            )
         };
         assert_eq!((1..=64).filter(|pid| add(*pid, &error)).count(), 16);
         assert_eq!((1..=64).filter(|pid| add(*pid, &end)).count(), 64);
@@ -215,7 +227,8 @@ mod tests {
             taken.iter().filter(|oom| oom.is_event && oom.message.is_uncaught && oom.message.tried.is_some());
         assert_eq!(ends.count(), 48, "errors that were no events are events once they ended a process");
         let next = |number| OomMessage { number, tried: Some(1), ..OomMessage::default() };
-        let of = |pid, message| ReportedOom::of_process(now, &reports, (pid, 1), message).unwrap();
+        let of =
+            |pid, message| ReportedOom::of_process(now, &reports, ProcessId::new(pid, 1), message).unwrap();
         assert!(queue.add(now.plus(MINUTE), of(1, next(2))));
         assert_eq!(queue.take()[0].skipped, 0, "all of them have an event");
     }
@@ -226,14 +239,25 @@ mod tests {
         let error = OomMessage { number: 1, tried: Some(1), ..OomMessage::default() };
         let last = 2 * MAX_DROPPED as u32;
         for pid in 1..=last {
-            reports.hello((pid, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices: vec![] });
-            queue.add(now, ReportedOom::of_process(now, &reports, (pid, 1), error.clone()).unwrap());
-            reports.disconnect((pid, 1));
+            reports.hello(
+                ProcessId::new(pid, 1),
+                &ContainerId::new("a"),
+                Hello { local_rank: 0, devices: vec![] },
+            );
+            queue.add(
+                now,
+                ReportedOom::of_process(now, &reports, ProcessId::new(pid, 1), error.clone()).unwrap(),
+            );
+            reports.disconnect(ProcessId::new(pid, 1));
         }
         queue.take();
-        reports.hello((last, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices: vec![] });
+        reports.hello(
+            ProcessId::new(last, 1),
+            &ContainerId::new("a"),
+            Hello { local_rank: 0, devices: vec![] },
+        );
         let end = OomMessage { number: 1, is_uncaught: true, ..OomMessage::default() };
-        queue.add(now, ReportedOom::of_process(now, &reports, (last, 1), end).unwrap());
+        queue.add(now, ReportedOom::of_process(now, &reports, ProcessId::new(last, 1), end).unwrap());
         let ended = queue.take();
         assert!(ended[0].is_event && ended[0].message.tried.is_some(), "{ended:?}");
     }
@@ -241,8 +265,8 @@ mod tests {
     #[test]
     fn forged_ends_of_processes_fill_no_ledger() {
         let (now, mut reports, mut queue) = (Timestamp::now(), Reports::default(), OomQueue::default());
-        reports.hello((1, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices: vec![] });
-        let of = |message| ReportedOom::of_process(now, &reports, (1, 1), message).unwrap();
+        reports.hello(ProcessId::new(1, 1), &ContainerId::new("a"), Hello { local_rank: 0, devices: vec![] });
+        let of = |message| ReportedOom::of_process(now, &reports, ProcessId::new(1, 1), message).unwrap();
         let mut events = 0;
         for second in 0..3_600 {
             let (number, later) = (second + 1, now.plus(Duration::from_secs(second)));

@@ -1,22 +1,22 @@
 //! Who connected: process, start time and container, as the kernel knows them. Nothing that the client says counts.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
-use super::reports::ProcessKey;
 use super::stats::ReportRejection;
 use crate::discover::{ContainerId, Inventory};
-use crate::host::{Dir, HostPaths, ReadError, process_cgroup, unix_peer};
-use crate::parse::process::Stat;
+use crate::host::process::{ProcessFacts, ProcessId};
+use crate::host::{Dir, HostPaths, unix_peer};
 
 /// A connected process.
 #[derive(Debug)]
 pub struct ReportingPeer {
     /// Pid and start time.
-    pub key: ProcessKey,
+    pub id: ProcessId,
     /// Readable once the process has ended.
     pub pidfd: OwnedFd,
     /// Its path in `/proc/PID/cgroup` when it connected.
-    cgroup: String,
+    cgroup: Arc<str>,
     /// Its container.
     pub container: ContainerId,
 }
@@ -39,12 +39,14 @@ impl ReportingPeer {
         let connected = unix_peer::connected_process(&socket).map_err(|_| ReportRejection::Peer)?;
         let (pid, pidfd) = connected.ok_or(ReportRejection::Peer)?;
         let pid = pid.as_raw_nonzero().get().cast_unsigned();
-        let (start_ticks, cgroup) = read(host_paths, pid, cgroup_v1).map_err(|_| ReportRejection::Peer)?;
+        let facts = Dir::open(&host_paths.process(pid))
+            .and_then(|dir| ProcessFacts::read(&dir, pid, cgroup_v1, &mut Vec::new()))
+            .map_err(|_| ReportRejection::Peer)?;
         if unix_peer::has_ended(&pidfd) {
             return Err(ReportRejection::Peer);
         }
-        let container = inventory.owner_of_path(&cgroup).ok_or(ReportRejection::NoContainer)?;
-        Ok(Self { key: (pid, start_ticks), pidfd, cgroup, container })
+        let container = inventory.owner_of_path(&facts.cgroup).ok_or(ReportRejection::NoContainer)?;
+        Ok(Self { id: facts.id, pidfd, cgroup: facts.cgroup, container })
     }
 
     /// Returns true if the process is of the same container by this inventory, which may know more containers than the one by
@@ -52,13 +54,4 @@ impl ReportingPeer {
     pub fn has_same_owner(&self, inventory: &Inventory) -> bool {
         inventory.owner_of_path(&self.cgroup).as_ref() == Some(&self.container)
     }
-}
-
-/// Returns start time and cgroup of a process.
-fn read(host_paths: &HostPaths, pid: u32, cgroup_v1: bool) -> Result<(u64, String), ReadError> {
-    let mut buffer = Vec::new();
-    let dir = Dir::open(&host_paths.process(pid))?;
-    let stat = Stat::parse(dir.file("stat")?.read_once(&mut buffer)?);
-    let stat = stat.ok_or_else(|| ReadError::malformed("stat"))?;
-    Ok((stat.start_ticks, process_cgroup::read(&dir, cgroup_v1, &mut buffer)?))
 }

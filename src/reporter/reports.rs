@@ -11,12 +11,10 @@ use super::stats::ReportRejection;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
 use crate::host::bounds::{REPORTED_OPERATIONS, REPORTER_CONNECTIONS_OF_CONTAINER};
+use crate::host::process::ProcessId;
 
 /// Maximum number of lost messages that one sample adds to the count of all processes, which one client must not dominate.
 const MAX_LOST: u64 = 10_000;
-
-/// Pid and start time in clock ticks since boot.
-pub type ProcessKey = (u32, u64);
 
 /// UUID of a device without prefix; `None` if the process does not know it.
 pub type DeviceUuid = Option<Arc<str>>;
@@ -71,7 +69,7 @@ pub struct ContainerReports {
     /// Memory of each component and operation, by local rank.
     pub operations: BTreeMap<(Arc<str>, Arc<str>), BTreeMap<u8, OperationMemory>>,
     /// Last totals of processes that counted; the newest are at the end.
-    counted: Vec<(ProcessKey, ProcessTotals)>,
+    counted: Vec<(ProcessId, ProcessTotals)>,
 }
 
 /// Counts of one local rank.
@@ -127,14 +125,14 @@ impl ProcessTotals {
 #[derive(Clone, Debug, Default)]
 pub struct Reports {
     /// Connected processes that have sent their first message.
-    pub processes: HashMap<ProcessKey, ReportingProcess>,
+    pub processes: HashMap<ProcessId, ReportingProcess>,
     /// Containers with at least one report.
     pub containers: HashMap<ContainerId, ContainerReports>,
 }
 
 impl Reports {
     /// Records the first message of a process, or a later one with further devices.
-    pub fn hello(&mut self, key: ProcessKey, container: &ContainerId, hello: Hello) {
+    pub fn hello(&mut self, key: ProcessId, container: &ContainerId, hello: Hello) {
         let entry = self.containers.entry(container.clone()).or_default();
         // counters begin at 0 before they count
         for (_, uuid) in &hello.devices {
@@ -154,7 +152,7 @@ impl Reports {
     }
 
     /// Records a sample, and returns how many messages the process lost since the previous one, at most `MAX_LOST`.
-    pub fn sample(&mut self, key: ProcessKey, at: Timestamp, sample: Sample) -> u64 {
+    pub fn sample(&mut self, key: ProcessId, at: Timestamp, sample: Sample) -> u64 {
         let Some(process) = self.processes.get_mut(&key) else { return 0 };
         process.sampled = Some(at);
         process.is_searching = sample.is_search;
@@ -181,7 +179,7 @@ impl Reports {
     ///
     /// # Errors
     /// The container has the maximum number of pairs of component and operation.
-    pub fn operation(&mut self, key: ProcessKey, tracked: TrackedOperation) -> Result<(), ReportRejection> {
+    pub fn operation(&mut self, key: ProcessId, tracked: TrackedOperation) -> Result<(), ReportRejection> {
         let Some(process) = self.processes.get(&key) else { return Ok(()) };
         let operations = &mut self.containers.entry(process.container.clone()).or_default().operations;
         let pair = (tracked.component, tracked.operation);
@@ -203,7 +201,7 @@ impl Reports {
 
     /// Records the progress of a training. Processes without a launcher all have local rank 0 and count the same steps, so the one with
     /// the most counts; their samples are different ones.
-    pub fn step(&mut self, key: ProcessKey, step: Step) {
+    pub fn step(&mut self, key: ProcessId, step: Step) {
         let Some(process) = self.processes.get(&key) else { return };
         let entry = self.containers.entry(process.container.clone()).or_default();
         let totals = entry.totals(key);
@@ -232,7 +230,7 @@ impl Reports {
     }
 
     /// Records settings of the training, the last of each name.
-    pub fn settings(&mut self, key: ProcessKey, settings: BTreeMap<Arc<str>, Arc<str>>) {
+    pub fn settings(&mut self, key: ProcessId, settings: BTreeMap<Arc<str>, Arc<str>>) {
         let Some(process) = self.processes.get_mut(&key) else { return };
         for (name, value) in settings {
             if process.settings.len() < MAX_SETTINGS || process.settings.contains_key(&name) {
@@ -242,7 +240,7 @@ impl Reports {
     }
 
     /// Removes the figures of a process whose connection ended.
-    pub fn disconnect(&mut self, key: ProcessKey) {
+    pub fn disconnect(&mut self, key: ProcessId) {
         self.processes.remove(&key);
     }
 
@@ -255,7 +253,7 @@ impl Reports {
 }
 
 impl ContainerReports {
-    fn totals(&mut self, key: ProcessKey) -> &mut ProcessTotals {
+    fn totals(&mut self, key: ProcessId) -> &mut ProcessTotals {
         let known = self.counted.iter().position(|(known, _)| *known == key);
         // to the end: the oldest report is dropped first. More are kept than are connected, so that a process that connects
         // again is not counted twice
@@ -273,8 +271,8 @@ impl ContainerReports {
     }
 
     /// Lets the steps of a process follow those of the processes of its rank that have ended, once: also if it connects again.
-    fn begin_progress(&mut self, key: ProcessKey, rank: u8, is_connected: impl Fn(&ProcessKey) -> bool) {
-        let has_ended = |other: &&(ProcessKey, ProcessTotals)| {
+    fn begin_progress(&mut self, key: ProcessId, rank: u8, is_connected: impl Fn(&ProcessId) -> bool) {
+        let has_ended = |other: &&(ProcessId, ProcessTotals)| {
             other.1.rank == Some(rank) && other.0 != key && !is_connected(&other.0)
         };
         let ended = self.counted.iter().filter(has_ended).map(|(_, totals)| totals.steps()).max();
@@ -285,7 +283,7 @@ impl ContainerReports {
         }
     }
 
-    fn count_failures(&mut self, key: ProcessKey, memory: &TorchMemory, uuid: &DeviceUuid) {
+    fn count_failures(&mut self, key: ProcessId, memory: &TorchMemory, uuid: &DeviceUuid) {
         let before = self.totals(key).failures.entry(memory.i).or_default();
         let grown = |new: Option<u64>, before: &mut u64| {
             let Some(new) = new else { return 0 }; // not reported: nothing is known to have grown
@@ -312,7 +310,7 @@ impl ContainerReports {
 mod tests {
     use super::*;
 
-    const KEY: ProcessKey = (7, 70);
+    const KEY: ProcessId = ProcessId::new(7, 70);
 
     fn reports(rank: u8) -> Reports {
         let mut reports = Reports::default();
@@ -354,7 +352,7 @@ mod tests {
         let step = |steps| Step { steps, samples: None };
         for round in 1..=300_u32 {
             reports.step(KEY, step(u64::from(round)));
-            let other = (1_000 + round, 1);
+            let other = ProcessId::new(1_000 + round, 1);
             reports.hello(other, &ContainerId::new("a"), hello(1));
             reports.step(other, step(1));
             reports.disconnect(other);
@@ -366,7 +364,7 @@ mod tests {
     #[test]
     fn processes_of_one_rank_at_a_time_count_the_steps_of_the_one_with_the_most() {
         let (mut reports, id) = (reports(0), ContainerId::new("a"));
-        let others: Vec<ProcessKey> = (1..4).map(|pid| (100 + pid, 1)).collect();
+        let others: Vec<ProcessId> = (1..4).map(|pid| ProcessId::new(100 + pid, 1)).collect();
         for (steps, key) in (10..).zip(std::iter::once(KEY).chain(others.iter().copied())) {
             reports.hello(key, &id, hello(0));
             reports.step(key, Step { steps, samples: Some(steps * 4) });
@@ -378,21 +376,21 @@ mod tests {
         // one that connects again goes on, and one that comes then is beside it
         reports.disconnect(KEY);
         reports.hello(KEY, &id, hello(0));
-        reports.hello((150, 1), &id, hello(0));
-        reports.step((150, 1), Step { steps: 50, samples: None });
+        reports.hello(ProcessId::new(150, 1), &id, hello(0));
+        reports.step(ProcessId::new(150, 1), Step { steps: 50, samples: None });
         reports.step(KEY, Step { steps: 50, samples: Some(200) });
         assert_eq!(progress(&reports).steps, 50);
-        reports.disconnect((150, 1));
+        reports.disconnect(ProcessId::new(150, 1));
         // the next trainings of the same container, one process after the other
         for key in others {
             reports.disconnect(key);
         }
         reports.disconnect(KEY);
         for (pid, wanted) in [(200, 55), (201, 60)] {
-            reports.hello((pid, 1), &id, hello(0));
-            reports.step((pid, 1), Step { steps: 5, samples: None });
+            reports.hello(ProcessId::new(pid, 1), &id, hello(0));
+            reports.step(ProcessId::new(pid, 1), Step { steps: 5, samples: None });
             assert_eq!(progress(&reports).steps, wanted);
-            reports.disconnect((pid, 1));
+            reports.disconnect(ProcessId::new(pid, 1));
         }
     }
 
@@ -406,7 +404,7 @@ mod tests {
         reports.step(KEY, Step { steps: 12, samples: Some(64) });
         assert_eq!(reports.sample(KEY, now, sample(3, memory(1, 2))), 0);
         reports.disconnect(KEY);
-        let other = (8, 80); // another process of the same rank after it
+        let other = ProcessId::new(8, 80); // another process of the same rank after it
         reports.hello(other, &id, hello(0));
         reports.step(other, Step { steps: 5, samples: Some(1) });
         reports.sample(other, now, sample(0, memory(1, 1)));
@@ -419,9 +417,12 @@ mod tests {
     fn highest_numbers_of_many_processes_overflow_nothing_and_losses_are_capped() {
         let (mut reports, id, now) = (reports(0), ContainerId::new("a"), Timestamp::now());
         for pid in 1..=1 << 14 {
-            reports.hello((pid, 1), &id, hello(0));
-            assert_eq!(reports.sample((pid, 1), now, sample(1 << 50, memory(1, 1 << 50))), MAX_LOST);
-            reports.disconnect((pid, 1));
+            reports.hello(ProcessId::new(pid, 1), &id, hello(0));
+            assert_eq!(
+                reports.sample(ProcessId::new(pid, 1), now, sample(1 << 50, memory(1, 1 << 50))),
+                MAX_LOST
+            );
+            reports.disconnect(ProcessId::new(pid, 1));
         }
         assert_eq!(reports.containers[&id].failures[&Some("u".into())].ooms, u64::MAX);
     }

@@ -243,7 +243,7 @@ impl Server {
 
     fn add(&mut self, socket: OwnedFd) -> Result<(), ReportRejection> {
         let peer = ReportingPeer::identify(&socket, &self.host_paths, self.cgroup_v1, &self.inventory)?;
-        let earlier = self.connections.iter().find(|(_, other)| other.peer.key == peer.key);
+        let earlier = self.connections.iter().find(|(_, other)| other.peer.id == peer.id);
         if let Some(number) = earlier.map(|(number, _)| *number) {
             self.close(number); // one for each process: it connected again
         }
@@ -264,8 +264,8 @@ impl Server {
 
     fn close(&mut self, number: u64) {
         if let Some(connection) = self.connections.remove(&number) {
-            self.state.lock().disconnect(connection.peer.key);
-            self.state.cleanups().record_loss(connection.peer.key, &CleanupOutcome::Ended);
+            self.state.lock().disconnect(connection.peer.id);
+            self.state.cleanups().record_loss(connection.peer.id, &CleanupOutcome::Ended);
         }
     }
 
@@ -274,7 +274,7 @@ impl Server {
         self.state.cleanup_waker.reset();
         let messages = self.state.cleanups().start_requested(now, &self.state.lock());
         for (key, message) in messages {
-            let connection = self.connections.values().find(|connection| connection.peer.key == key);
+            let connection = self.connections.values().find(|connection| connection.peer.id == key);
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let sent = connection.map(|connection| send(&connection.socket, message.as_bytes(), flags));
             let outcome = match sent {
@@ -331,7 +331,7 @@ impl ReporterConnection {
                 return false;
             };
             self.messages.take(now);
-            let outcome = if sender != self.peer.key.0 {
+            let outcome = if sender != self.peer.id.pid {
                 Err(ReportRejection::Sender)
             } else if packet.is_truncated {
                 Err(ReportRejection::TooLarge)
@@ -350,14 +350,14 @@ impl ReporterConnection {
 
     fn publish_sample(&mut self, now: Timestamp, state: &ReporterState) {
         if let Some(sample) = self.sample.take() {
-            let lost = state.lock().sample(self.peer.key, now, sample);
+            let lost = state.lock().sample(self.peer.id, now, sample);
             state.stats().add_lost(lost);
         }
     }
 
     fn record(&mut self, state: &ReporterState, packet: &[u8]) -> Result<(), ReportRejection> {
         let message = Message::parse(packet)?;
-        let key = self.peer.key;
+        let key = self.peer.id;
         match message {
             Message::Hello(hello) => {
                 state.lock().hello(key, &self.peer.container, hello);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::run_id;
-use crate::attribute::gpu::{DeviceProcess, DeviceUsage, GpuAttribution};
+use crate::attribute::gpu::{DeviceUsage, GpuAttribution};
 use crate::catalog::*;
 use crate::clock::Timestamp;
 use crate::collect::{Context, CycleData, cgroup::ContainerMemory};
@@ -114,14 +114,7 @@ impl RunPeaks {
 
     /// Records the container's usage of a device, either at a known time or at some earlier time.
     fn record_gpu(&mut self, held: &DeviceUsage, bytes: u64) {
-        self.gpus.entry(Arc::clone(&held.device)).or_default().record_usage(held, bytes);
-    }
-
-    /// Raises the peak to the driver's maximum of a process: its container held at least as much.
-    fn raise_to_driver_peak(&mut self, process: &DeviceProcess) {
-        if let Some(bytes) = process.driver_peak {
-            self.gpus.entry(Arc::clone(&process.device)).or_default().raise(bytes);
-        }
+        self.gpus.entry(Arc::clone(&held.device)).or_default().record(held.at, bytes);
     }
 
     /// Raises the peaks to those of the same run that were stored.
@@ -299,15 +292,6 @@ impl RunPeaksTable {
                 }
             }
         }
-        for process in &gpus.processes {
-            let Some(container) = context.inventory.containers.get(process.container as usize) else {
-                continue;
-            };
-            let run = self.select_run(context, &container.id, process.who.1);
-            if let Some(peaks) = run.and_then(|run| self.peaks_mut(run, &container.id)) {
-                peaks.raise_to_driver_peak(process);
-            }
-        }
     }
 
     /// Returns the run of a container to which a process with this start, in clock ticks since boot, belonged.
@@ -426,13 +410,13 @@ mod tests {
     }
 
     /// Returns the usage of one process that started at this Unix time.
-    fn held(at: Timestamp, is_dated: bool, start: f64, bytes: u64) -> GpuAttribution {
+    fn held(at: Timestamp, start: f64, bytes: u64) -> GpuAttribution {
         let boot = HostPaths::default().boot_time().expect("btime") as f64;
         let ticks = ((start - boot) * rustix::param::clock_ticks_per_second() as f64) as u64;
         let containers = HashMap::from([(ContainerId::new(&"a".repeat(64)), vec![(ticks, bytes)])]);
         let (processes, owners) = (vec![], vec![]);
         let device = "GPU-0".into();
-        let held = DeviceUsage { at, is_dated, device, used: None, containers, processes, owners };
+        let held = DeviceUsage { at, device, used: None, containers, processes, owners };
         GpuAttribution { held: vec![held], ..GpuAttribution::default() }
     }
 
@@ -455,14 +439,12 @@ mod tests {
             (peak(&table.running[&running.id]), table.ended.front().and_then(|ended| peak(&ended.peaks)))
         };
         let (old, new) = (start + 110.0, start + 205.0);
-        assert_eq!(enter(0, &first, &[], &held(now, true, old, 5)), (Some(5), None));
+        assert_eq!(enter(0, &first, &[], &held(now, old, 5)), (Some(5), None));
         let ended = std::slice::from_ref(&first);
-        assert_eq!(enter(1, &second, ended, &held(now, true, old, 7)), (None, Some(7)), "within one cycle");
-        assert_eq!(enter(2, &second, &[], &held(now, true, new, 2)), (Some(2), Some(7)));
-        let late = held(now, false, old, 9);
-        assert_eq!(enter(3, &second, &[], &late), (Some(2), Some(9)), "the driver's maximum arrives late");
-        let of_nobody = held(now, true, start + 50.0, 11);
-        assert_eq!(enter(4, &second, &[], &of_nobody), (Some(2), Some(9)), "older than both");
+        assert_eq!(enter(1, &second, ended, &held(now, old, 7)), (None, Some(7)), "within one cycle");
+        assert_eq!(enter(2, &second, &[], &held(now, new, 2)), (Some(2), Some(7)));
+        let of_nobody = held(now, start + 50.0, 11);
+        assert_eq!(enter(3, &second, &[], &of_nobody), (Some(2), Some(7)), "older than both");
     }
 
     struct Day {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::catalog::*;
 use crate::clock::Timestamp;
-use crate::collect::gpu::{self, DriverRelease, SharedOutput};
+use crate::collect::gpu::{self, DriverState, SharedOutput};
 use crate::collect::http_stats::HttpStats;
 use crate::collect::otlp_stats::OtlpStats;
 use crate::collect::self_metrics::SelfMetrics;
@@ -28,7 +28,7 @@ pub struct IndependentSources {
     started: Timestamp,
     /// `None` until the ledger is open.
     shared_state: Option<Arc<SharedState>>,
-    pub(super) driver_release: Arc<DriverRelease>,
+    pub(super) driver_state: Arc<DriverState>,
     pub(super) amdgpu_output: Arc<SharedOutput>,
     /// Maximum age of a reading of a GPU driver.
     max_gpu_age: Duration,
@@ -40,11 +40,11 @@ pub struct IndependentSources {
 
 impl IndependentSources {
     /// Returns the sources until the ledger is open.
-    pub fn new(config: &Config, driver_release: Arc<DriverRelease>, http_stats: Arc<HttpStats>) -> Self {
+    pub fn new(config: &Config, driver_state: Arc<DriverState>, http_stats: Arc<HttpStats>) -> Self {
         Self {
             started: Timestamp::now(),
             shared_state: None,
-            driver_release,
+            driver_state,
             amdgpu_output: Arc::default(),
             max_gpu_age: config.gpu.interval + config.gpu.deadline,
             http_stats,
@@ -54,8 +54,8 @@ impl IndependentSources {
     }
 
     /// Returns the requests to release the driver.
-    pub fn driver_release(&self) -> Arc<DriverRelease> {
-        Arc::clone(&self.driver_release)
+    pub fn driver_state(&self) -> Arc<DriverState> {
+        Arc::clone(&self.driver_state)
     }
 
     /// Adds what needs the ledger.
@@ -75,8 +75,8 @@ impl IndependentSources {
             }
         }
         let mut gpus = vec![];
-        let latest_of_amd = self.amdgpu_output.lock().latest.clone();
-        for reading in [self.driver_release.latest(), latest_of_amd].into_iter().flatten() {
+        let outputs = [&self.driver_state.output, &*self.amdgpu_output];
+        for reading in outputs.map(|output| output.lock().latest.clone()).into_iter().flatten() {
             let is_fresh = now.since(reading.at) <= self.max_gpu_age;
             if is_fresh {
                 gpu::write(&reading, gpus.len() as u32, &mut series);
@@ -85,7 +85,7 @@ impl IndependentSources {
             series.global(COLLECTOR_SUCCESS, [reading.source.into()], f64::from(u8::from(is_fresh)));
             series.global(SOURCE_TIMESTAMP, [reading.source.into()], reading.at.unix_seconds());
         }
-        self.driver_release.write(now, &mut series);
+        self.driver_state.write(now, &mut series);
         if let Some(own) = &mut self.own {
             own.record(now, &mut series);
         }

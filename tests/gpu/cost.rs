@@ -9,7 +9,7 @@ use crate::support::eventually;
 
 const GPUS: u64 = 8;
 /// Called once per device and session.
-const FIXED: [&str; 10] = [
+const FIXED: [&str; 9] = [
     "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetName",
@@ -19,7 +19,6 @@ const FIXED: [&str; 10] = [
     "nvmlDeviceGetMinorNumber",
     "nvmlDeviceGetSupportedEventTypes",
     "nvmlDeviceRegisterEvents",
-    "nvmlDeviceGetAccountingMode", // once a minute
 ];
 /// Called twice per device and reading: for the multiprocessors and for the memory.
 const CLOCK: &str = "nvmlDeviceGetClockInfo";

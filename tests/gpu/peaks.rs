@@ -1,8 +1,6 @@
 //! Peaks that scrapes and full readings would miss.
 
-use std::collections::BTreeMap;
-
-use fake_nvml::{Accounting, Process, State};
+use fake_nvml::{Process, State};
 
 use super::{Driver, GIB, OF_CONTAINER, USED, await_value, gpus, process_in};
 use crate::support::Memledger;
@@ -114,80 +112,6 @@ fn peak_remains_after_process_and_container_end() {
     let metrics = memledger.fresh_metrics();
     assert_eq!(metrics.value(PEAK, &[("container_name", &name)]), (4 * GIB) as f64);
     assert_eq!(metrics.get(RECENT, &[]), None, "an ended container has no recent peak");
-}
-
-#[test]
-fn accounting_mode_adds_peaks_after_the_end_of_a_process() {
-    let container = TestCgroup::container();
-    let (python, other) = (process_in(&container), process_in(&container));
-    let account = |max_bytes: u64| Accounting { max_memory: Some(max_bytes), ..Accounting::default() };
-    let mut state = state_with(4 * GIB, &[(python.pid(), GIB), (other.pid(), GIB)]);
-    let accounts = [(python.pid(), account(6 * GIB)), (other.pid(), account(GIB / 2))];
-    state.gpus[0].accounting = Some(BTreeMap::from(accounts.clone()));
-    let driver = Driver::new(&state);
-    let memledger = driver.memledger(&[&container]);
-    let pid = |pid: u32| pid.to_string();
-    await_peak(&memledger, OF_ONE, &[("pid", &pid(python.pid()))], 6 * GIB);
-    await_peak(&memledger, OF_ONE, &[("pid", &pid(other.pid()))], GIB);
-    await_peak(&memledger, PEAK, &[], 6 * GIB);
-    assert_eq!(memledger.metrics().value(RECENT, &[]), (2 * GIB) as f64, "its time is unknown");
-    // it grows again and ends; only the driver records that
-    state.gpus[0].processes.remove(0);
-    let ended = Accounting { running: false, ..account(9 * GIB) };
-    state.gpus[0].accounting = Some(BTreeMap::from([(python.pid(), ended), accounts[1].clone()]));
-    driver.set(&state);
-    await_peak(&memledger, PEAK, &[], 9 * GIB);
-    assert_eq!(
-        memledger.metrics().value(RECENT, &[]),
-        (2 * GIB) as f64,
-        "its time is unknown after the end too"
-    );
-    let (_, doctor, _) = crate::support::run(&[
-        "doctor",
-        "--docker.socket=",
-        "--podman.socket=",
-        &format!("--gpu.nvml-library={}", driver.fake.path().display()),
-    ]);
-    assert!(!doctor.contains("nvidia-smi -am 1"), "{doctor}");
-}
-
-#[test]
-fn recommends_accounting_mode_only_where_it_is_supported() {
-    let mut state = gpus(&[GIB, GIB, GIB]);
-    state.gpus[0].errors.insert("nvmlDeviceGetAccountingMode".into(), 3); // not supported
-    state.gpus[1].mig = Some(vec![]);
-    let doctor = |state: &State| {
-        let driver = Driver::new(state);
-        let library = format!("--gpu.nvml-library={}", driver.fake.path().display());
-        crate::support::run(&["doctor", "--docker.socket=", "--podman.socket=", &library]).1
-    };
-    let all = doctor(&state);
-    assert!(all.contains("off on 1 GPUs") && all.contains("nvidia-smi -am 1"), "{all}");
-    state.gpus.pop();
-    let none = doctor(&state);
-    assert!(none.contains("2 GPUs") && !none.contains("nvidia-smi -am 1"), "{none}");
-}
-
-#[test]
-fn ignores_accounting_records_of_a_reused_pid() {
-    let container = TestCgroup::container();
-    let python = process_in(&container);
-    let mut state = state_with(4 * GIB, &[(python.pid(), GIB)]);
-    let account = |max_bytes: u64| Accounting { max_memory: Some(max_bytes), ..Accounting::default() };
-    let long_ago = 1_000_000_001_000_000;
-    let now = (memledger::clock::Timestamp::now().unix_seconds() * 1e6) as u64;
-    let records = [
-        (Accounting { running: false, ..account(6 * GIB) }, GIB),
-        (Accounting { start_us: long_ago, ..account(5 * GIB) }, GIB),
-        (Accounting { start_us: now, ..account(3 * GIB) }, 3 * GIB),
-    ];
-    for (record, peak) in records {
-        state.gpus[0].accounting = Some(BTreeMap::from([(python.pid(), record)]));
-        let driver = Driver::new(&state);
-        let memledger = driver.memledger(&[&container]);
-        await_peak(&memledger, PEAK, &[], peak);
-        assert_eq!(memledger.fresh_metrics().value(PEAK, &[]), peak as f64);
-    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Check, RESPONSE_TIMEOUT};
-use crate::collect::gpu::{self, DriverRelease, NvmlProbe, PidTrust};
+use crate::collect::gpu::{self, DriverState, NvmlProbe, PidTrust};
 use crate::config::Config;
 use crate::discover::{Hierarchy, Version};
 
@@ -15,17 +15,17 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Checks the driver; and if it responds, whether its processes can be attributed, and whether accounting mode is on.
 ///
 /// In a running `serve` the result comes from the GPU thread: all calls of the driver stay on that thread.
-pub async fn run_checks(config: &Config, driver_release: Option<&DriverRelease>) -> Vec<Check> {
-    let result = match driver_release {
-        Some(driver_release) => {
-            tokio::time::timeout(RESPONSE_TIMEOUT, probe_of_worker(driver_release)).await.ok()
+pub async fn run_checks(config: &Config, driver_state: Option<&DriverState>) -> Vec<Check> {
+    let result = match driver_state {
+        Some(driver_state) => {
+            tokio::time::timeout(RESPONSE_TIMEOUT, probe_of_worker(driver_state)).await.ok()
         }
         None => probe(config).await,
     };
     let device = config.host_paths.has_device("nvidiactl") || config.host_paths.has_device("nvidia0");
     let fix = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=utility; Compose: a device reservation of driver nvidia; or set --gpu.nvml-library";
     match result {
-        Some(Ok(probe)) => checks_of(config, &probe, driver_release.is_none()),
+        Some(Ok(probe)) => checks_of(config, &probe),
         Some(Err(error)) if device || config.gpu.library.is_some() => {
             vec![Check::bad(NAME, error, LOST, fix)]
         }
@@ -40,9 +40,9 @@ pub async fn run_checks(config: &Config, driver_release: Option<&DriverRelease>)
 }
 
 /// Waits for the probe of the GPU thread.
-async fn probe_of_worker(driver_release: &DriverRelease) -> Result<NvmlProbe, String> {
+async fn probe_of_worker(driver_state: &DriverState) -> Result<NvmlProbe, String> {
     loop {
-        if let Some(probe) = driver_release.probe_result() {
+        if let Some(probe) = driver_state.probe_result() {
             return probe;
         }
         tokio::time::sleep(POLL_INTERVAL).await;
@@ -58,7 +58,7 @@ async fn probe(config: &Config) -> Option<Result<NvmlProbe, String>> {
     tokio::task::spawn_blocking(probe).await.ok()
 }
 
-fn checks_of(config: &Config, probe: &NvmlProbe, with_advice: bool) -> Vec<Check> {
+fn checks_of(config: &Config, probe: &NvmlProbe) -> Vec<Check> {
     let driver =
         probe.driver_version.as_ref().map_or_else(String::new, |version| format!("driver {version}, "));
     let instances = match probe.instances {
@@ -74,19 +74,7 @@ fn checks_of(config: &Config, probe: &NvmlProbe, with_advice: bool) -> Vec<Check
     } else {
         Check::good(NAME, found)
     };
-    let mut checks = vec![driver, attribution(probe)];
-    if with_advice && probe.without_accounting > 0 {
-        checks.push(
-            Check::none(
-                "GPU accounting",
-                format!("off on {} GPUs", probe.without_accounting),
-                "peaks of processes are the highest sample, not the driver's exact maximum",
-                "nvidia-smi -am 1 (as root; lasts until the driver is unloaded: keep it loaded with persistence mode)",
-            )
-            .detail(),
-        );
-    }
-    checks
+    vec![driver, attribution(probe)]
 }
 
 fn attribution(probe: &NvmlProbe) -> Check {

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::cli::checks;
-use crate::collect::gpu::DriverRelease;
+use crate::collect::gpu::DriverState;
 use crate::config::{Config, ConfigError, OtlpSettings};
 use crate::http::{self, AccessControl, ControlSocket, CurrentRoutes};
 
@@ -151,7 +151,7 @@ pub(super) async fn print_startup_summary(
     config: Config,
     addresses: Vec<SocketAddr>,
     first: Arc<Notify>,
-    driver: Option<Arc<DriverRelease>>,
+    driver: Option<Arc<DriverState>>,
     access_control: Arc<AccessControl>,
 ) {
     first.notified().await;

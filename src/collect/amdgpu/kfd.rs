@@ -7,18 +7,15 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::sysfs::{names, number, text, value};
-use crate::collect::gpu::ProcessOwner;
-use crate::host::{Dir, HostPaths, ReadError, process_cgroup};
+use crate::host::process::ProcessFacts;
+use crate::host::{Dir, HostPaths, ReadError};
 use crate::parse::MAX_GPU_MEMORY;
-use crate::parse::process::Stat;
 
 /// A process that computes.
 #[derive(Debug, PartialEq)]
 pub struct ComputeProcess {
-    /// Its pid.
-    pub pid: u32,
     /// The process.
-    pub owner: ProcessOwner,
+    pub facts: ProcessFacts,
     /// The bytes that it allocated, by render node.
     pub memory: Vec<(String, u64)>,
 }
@@ -36,26 +33,17 @@ pub fn processes(
     }
     let pids = value(names(&root.join("proc"), ""), read_errors)?;
     let nodes = if pids.is_empty() { HashMap::new() } else { render_nodes(&root, read_errors) };
-    let mut processes = Vec::new();
+    let (mut processes, mut buffer) = (Vec::new(), Vec::new());
     for pid in pids.iter().filter_map(|pid| pid.parse().ok()) {
-        let read = || {
+        let mut read = || {
             let memory = memory_of(&root.join(format!("proc/{pid}")), &nodes)?;
-            let owner = read_owner(&Dir::open(&host_paths.process(pid))?, cgroup_v1)?;
-            Ok(ComputeProcess { pid, owner, memory })
+            let facts =
+                ProcessFacts::read(&Dir::open(&host_paths.process(pid))?, pid, cgroup_v1, &mut buffer)?;
+            Ok(ComputeProcess { facts, memory })
         };
         processes.extend(value(read(), read_errors));
     }
     Some(processes)
-}
-
-/// Reads start, printable name and cgroup of a process.
-fn read_owner(dir: &Dir, cgroup_v1: bool) -> Result<ProcessOwner, ReadError> {
-    let mut buffer = Vec::new();
-    let stat = Stat::parse(dir.file("stat")?.read_once(&mut buffer)?);
-    let stat = stat.ok_or_else(|| ReadError::malformed("stat"))?;
-    let cgroup = process_cgroup::read(dir, cgroup_v1, &mut buffer)?.into();
-    let comm = crate::parse::printable(&stat.comm).into();
-    Ok(ProcessOwner { start_ticks: stat.start_ticks, comm, cgroup })
 }
 
 /// Reads the memory of a process by render node. GPUs without one are partitions, or are gone.
@@ -88,6 +76,7 @@ fn render_nodes(root: &Path, read_errors: &mut Vec<&'static str>) -> HashMap<Str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::process::ProcessId;
 
     fn write(root: &Path, path: &str, text: &str) {
         let path = root.join(path);
@@ -120,9 +109,10 @@ mod tests {
         let zeros = "0 ".repeat(17);
         write(&proc, "7/stat", &format!("7 (train) S 1 {zeros}700 0\n"));
         write(&proc, "7/cgroup", "0::/docker/abc\n");
-        let owner = ProcessOwner { start_ticks: 700, comm: "train".into(), cgroup: "/docker/abc".into() };
+        let id = ProcessId { pid: 7, start_ticks: 700 };
+        let facts = ProcessFacts { id, ppid: 1, comm: "train".into(), cgroup: "/docker/abc".into() };
         let memory = vec![("renderD128".to_owned(), 4096), ("renderD129".to_owned(), 0)];
-        assert_eq!(list(&mut read_errors), Some(vec![ComputeProcess { pid: 7, owner, memory }]));
+        assert_eq!(list(&mut read_errors), Some(vec![ComputeProcess { facts, memory }]));
         assert_eq!(read_errors, Vec::<&str>::new(), "a process that has ended is no error");
         write(&sys, "class/kfd/kfd/proc/7/vram_30381", "18446744073709551615\n");
         assert_eq!(list(&mut read_errors), Some(vec![]));

@@ -36,8 +36,8 @@ fn publish(output: &SharedOutput, read: impl FnOnce() -> Result<Option<GpuReadin
     let (mut output, is_sound) = (output.lock(), read.is_ok());
     if let Ok(Ok(Some(reading))) = read {
         let devices = reading.devices.iter().map(DeviceSample::of).collect();
-        let sample = GpuSample { at: reading.at, is_dated: true, devices };
-        output.publish(Some(Arc::new(reading)), vec![sample]);
+        let sample = GpuSample { at: reading.at, devices };
+        output.publish(Some(Arc::new(reading)), sample);
         return true;
     }
     output.discard_readings(true);
@@ -90,8 +90,8 @@ fn on_card(card: &Card, processes: &[ComputeProcess]) -> Vec<GpuProcess> {
     let on_card = |process: &ComputeProcess| {
         let parts = process.memory.iter().filter(|(node, _)| card.nodes.contains(node));
         let used = parts.map(|(_, bytes)| bytes).sum();
-        let owner = Some(process.owner.clone());
-        (used > 0).then(|| GpuProcess { owner, ..GpuProcess::new(process.pid, Some(used)) })
+        let owner = Some(process.facts.clone());
+        (used > 0).then(|| GpuProcess { owner, ..GpuProcess::new(process.facts.id.pid, Some(used)) })
     };
     processes.iter().filter_map(on_card).collect()
 }

@@ -1,5 +1,5 @@
 //! Turns what the NVML process sends into readings: finds the owners of processes, and keeps what lasts longer than that
-//! process (counters, the trust in pids, peaks of the driver's accounting).
+//! process (counters, the trust in pids).
 
 use std::collections::HashMap;
 use std::iter::repeat_n;
@@ -8,20 +8,13 @@ use std::time::Duration;
 
 use super::device_metrics::{CountersByGpu, DeviceCounters};
 use super::pid_resolver::{PidResolver, uptime_ticks};
-use super::protocol::{DriverReading, DriverSample, DriverVersions, EndedProcess};
-use super::types::{DeviceSample, GpuDevice, GpuIdentity, GpuProcess, GpuReading, GpuSample, ProcessOwner};
+use super::protocol::{DriverReading, DriverSample, DriverVersions};
+use super::types::{DeviceSample, GpuDevice, GpuIdentity, GpuProcess, GpuReading, GpuSample};
 use crate::clock::Timestamp;
 use crate::host::{HostPaths, READ_ERROR_REASONS};
 
 /// Read errors of one reading, and of one cycle, that are kept.
 pub(super) const MAX_READ_ERRORS: usize = 1_000;
-/// How long the owner of a process is kept after the driver stopped listing it: its record may come late.
-const OWNER_TIMEOUT: Duration = Duration::from_secs(90);
-/// Maximum difference of the clocks of the driver and of `/proc`, whose boot time is in whole seconds.
-const CLOCK_SLACK_US: u64 = 2_000_000;
-/// A start time before 2001 is missing, or not by the Unix clock.
-const MIN_UNIX_US: u64 = 1_000_000_000_000_000;
-
 /// When a request to the NVML process began.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestStart {
@@ -40,7 +33,6 @@ impl RequestStart {
 /// The state behind the readings. It outlives every NVML process.
 #[derive(Debug)]
 pub struct Assembler {
-    host_paths: HostPaths,
     pid_resolver: PidResolver,
     versions: DriverVersions,
     counters: CountersByGpu,
@@ -50,30 +42,18 @@ pub struct Assembler {
     max_gap: Duration,
     /// The devices of the last full reading by UUID.
     identities: HashMap<Arc<str>, Arc<GpuIdentity>>,
-    owners: HashMap<(Arc<str>, u32), ListedOwner>,
-}
-
-/// The owner of a process that the driver's accounting has a record of.
-#[derive(Debug)]
-struct ListedOwner {
-    owner: ProcessOwner,
-    last_listed: Timestamp,
-    /// Its start in microseconds of the Unix clock.
-    start_us: Option<u64>,
 }
 
 impl Assembler {
     /// Returns an empty state. Two readings are at most `max_gap` apart, unless a call hangs.
     pub fn new(host_paths: HostPaths, cgroup_v1: bool, max_gap: Duration) -> Self {
         Self {
-            pid_resolver: PidResolver::new(host_paths.clone(), cgroup_v1),
-            host_paths,
+            pid_resolver: PidResolver::new(host_paths, cgroup_v1),
             versions: DriverVersions::default(),
             counters: CountersByGpu::new(),
             throttle_read_at: HashMap::new(),
             max_gap,
             identities: HashMap::new(),
-            owners: HashMap::new(),
         }
     }
 
@@ -91,13 +71,8 @@ impl Assembler {
         }
     }
 
-    /// Completes a full reading. The samples are those for the peaks: the driver's peaks of processes that have ended, and
-    /// the reading itself. `None` if the reading contradicts itself.
-    pub fn reading(
-        &mut self,
-        began: RequestStart,
-        raw: DriverReading,
-    ) -> Option<(GpuReading, Vec<GpuSample>)> {
+    /// Completes a full reading, with itself as a sample for the peaks. `None` if the reading contradicts itself.
+    pub fn reading(&mut self, began: RequestStart, raw: DriverReading) -> Option<(GpuReading, GpuSample)> {
         if !is_consistent(&raw.devices) {
             return None;
         }
@@ -117,13 +92,7 @@ impl Assembler {
             self.add_counters(began.at, raw.registered.contains(&device.identity.uuid), device);
         }
         let at = Timestamp::now();
-        let mut samples: Vec<_> =
-            raw.ended.iter().filter_map(|ended| self.sample_of_ended(at, ended)).collect();
-        if raw.has_accounting {
-            self.remember_owners(at, &mut devices);
-        }
-        let current = devices.iter().map(DeviceSample::of).collect();
-        samples.push(GpuSample { at, is_dated: true, devices: current });
+        let sample = GpuSample { at, devices: devices.iter().map(DeviceSample::of).collect() };
         let reading = GpuReading {
             source: "gpu",
             at,
@@ -136,7 +105,7 @@ impl Assembler {
             pids,
             read_errors,
         };
-        Some((reading, samples))
+        Some((reading, sample))
     }
 
     /// Completes a memory sample.
@@ -156,11 +125,7 @@ impl Assembler {
         let processes = devices.iter_mut().filter_map(|device| device.processes.as_mut()).flatten();
         // the next full reading meets and counts the same errors
         self.pid_resolver.resolve_sample(processes, began.uptime, &mut Vec::new());
-        GpuSample {
-            at: Timestamp::now(),
-            is_dated: true,
-            devices: devices.iter().map(DeviceSample::of).collect(),
-        }
+        GpuSample { at: Timestamp::now(), devices: devices.iter().map(DeviceSample::of).collect() }
     }
 
     /// Replaces identities that did not change by those of the previous reading, which are shared.
@@ -191,40 +156,6 @@ impl Assembler {
             device.health.xids.clone_from(&counters.xids);
         }
     }
-
-    /// Returns the driver's peak of an ended process as a sample, if its owner is known and started early enough.
-    fn sample_of_ended(&self, at: Timestamp, ended: &EndedProcess) -> Option<GpuSample> {
-        let listed = self.owners.get(&(Arc::clone(&ended.gpu_uuid), ended.pid))?;
-        let identity = Arc::clone(self.identities.get(&ended.gpu_uuid)?);
-        let holders = vec![(ended.pid, listed.owner.clone(), ended.peak)];
-        let device = DeviceSample { identity, used: None, holders, silent: vec![] };
-        matches_start(ended.start_us, listed.start_us).then(|| GpuSample {
-            at,
-            is_dated: false,
-            devices: vec![device],
-        })
-    }
-
-    /// Remembers the owners of processes that the driver's accounting records. A peak of a process that started earlier
-    /// than its owner belongs to an earlier process with the same pid, and is removed.
-    fn remember_owners(&mut self, now: Timestamp, devices: &mut [GpuDevice]) {
-        self.owners.retain(|_, listed| now.since(listed.last_listed) < OWNER_TIMEOUT);
-        let mut boot_time = None;
-        for device in devices {
-            let uuid = &device.identity.uuid;
-            for process in device.processes.iter_mut().flatten() {
-                let Some(owner) = &process.owner else { continue };
-                let boot_time = *boot_time.get_or_insert_with(|| self.host_paths.boot_time().ok());
-                let ticks = rustix::param::clock_ticks_per_second().max(1);
-                let start_us = boot_time.map(|boot| boot * 1_000_000 + owner.start_ticks * 1_000_000 / ticks);
-                if process.recorded_start_us.is_some_and(|recorded| !matches_start(recorded, start_us)) {
-                    process.driver_peak = None;
-                }
-                let listed = ListedOwner { owner: owner.clone(), last_listed: now, start_us };
-                self.owners.insert((Arc::clone(uuid), process.pid), listed);
-            }
-        }
-    }
 }
 
 /// Returns whether each MIG instance comes after its GPU.
@@ -235,11 +166,6 @@ fn is_consistent(devices: &[GpuDevice]) -> bool {
             device.identity.instance.is_some() && gpu < position && devices[gpu].instance_of.is_none()
         }
     })
-}
-
-/// Returns whether a driver's record matches a process with this start: a process reaches the GPU after its start.
-fn matches_start(recorded_us: u64, start_us: Option<u64>) -> bool {
-    recorded_us < MIN_UNIX_US || start_us.is_none_or(|start| recorded_us + CLOCK_SLACK_US >= start)
 }
 
 /// Returns the GPUs that have Xid counters and are not among these devices, in the order of their indices.

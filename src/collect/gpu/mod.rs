@@ -9,7 +9,7 @@
 mod assembler;
 pub mod device_metrics;
 pub mod driver_process;
-mod driver_release;
+mod driver_state;
 mod nvml;
 pub mod pid_resolver;
 mod probe;
@@ -28,30 +28,31 @@ use crate::host::HostPaths;
 use crate::series::{Label, Series};
 
 pub use device_metrics::{DeviceHealth, XidCount};
-pub use driver_release::DriverRelease;
+pub use driver_state::DriverState;
 pub use probe::{NvmlProbe, probe};
 pub use reader_output::{ReaderOutput, ReadingExport, SharedOutput};
 pub use types::{
     DeviceMemory, DeviceSample, GpuDevice, GpuIdentity, GpuProcess, GpuReading, GpuSample, MigInstance,
-    PidTrust, ProcessOwner,
+    PidTrust,
 };
 
 /// The collector of GPUs with NVIDIA's driver.
 #[derive(Debug)]
 pub struct GpuCollector {
     settings: GpuSettings,
-    driver_release: Arc<DriverRelease>,
-    supervisor: Option<supervisor::Supervisor>,
+    driver_state: Arc<DriverState>,
+    /// Whether the thread that supervises the NVML process was started.
+    is_started: bool,
     export: ReadingExport,
 }
 
 impl GpuCollector {
     /// Returns a collector. It does not touch the driver before the first cycle.
-    pub fn new(settings: &GpuSettings, driver_release: Arc<DriverRelease>) -> Self {
+    pub fn new(settings: &GpuSettings, driver_state: Arc<DriverState>) -> Self {
         let advice =
             "start memledger with --pid=host (Docker), pid: host (Compose) or hostPID: true (Kubernetes)";
         let export = ReadingExport::new(settings, "gpu_attribution", advice);
-        Self { settings: settings.clone(), driver_release, supervisor: None, export }
+        Self { settings: settings.clone(), driver_state, is_started: false, export }
     }
 
     /// Returns whether a missing driver is a failure: its library is configured, it was there before, or its device node
@@ -71,25 +72,20 @@ impl Collector for GpuCollector {
 
     fn collect(&mut self, context: &Context<'_>, output: &mut Output<'_>) -> CollectOutcome {
         let v1 = context.hierarchy.is_some_and(|h| h.version == crate::discover::Version::V1);
-        let supervisor = self.supervisor.get_or_insert_with(|| {
-            let driver_release = Arc::clone(&self.driver_release);
-            supervisor::Supervisor::start(
-                self.settings.clone(),
-                context.host_paths.clone(),
-                v1,
-                driver_release,
-            )
-        });
-        let taken = supervisor.take_output();
+        if !std::mem::replace(&mut self.is_started, true) {
+            let driver_state = Arc::clone(&self.driver_state);
+            supervisor::start(self.settings.clone(), context.host_paths.clone(), v1, driver_state);
+        }
+        let taken = self.driver_state.output.lock().take();
         if self.is_expected(context.host_paths) {
-            self.driver_release.expect_driver();
+            self.driver_state.expect_driver();
         }
         let is_starting =
             taken.is_starting(context.now, self.settings.deadline * supervisor::FIRST_READING_FACTOR);
-        let is_released = self.driver_release.remaining(context.now).is_some();
+        let is_released = self.driver_state.remaining(context.now).is_some();
         match self.export.export(taken, context, output) {
             true => CollectOutcome::Ok,
-            _ if is_released && self.driver_release.is_closed() => CollectOutcome::NotPresent,
+            _ if is_released && self.driver_state.is_closed() => CollectOutcome::NotPresent,
             // the first reading may take a while: the driver initialises its devices
             _ if is_starting => CollectOutcome::NotPresent,
             _ if self.is_expected(context.host_paths) => CollectOutcome::Failed,

@@ -1,11 +1,11 @@
 //! Finds the process behind a pid that the driver reports: start time, name and cgroup, from `/proc/PID`. Also decides
 //! whether the driver's pids are pids of this host at all.
 //!
-//! Between two full readings memory is sampled at short intervals. A process that is cached and has not ended is not read
-//! again: one poll(2) over the pidfds of all cached processes finds those that have ended.
+//! A process that is cached and has not ended is not read again: one poll(2) over the pidfds of all cached processes finds
+//! those that have ended.
 //!
-//! A driver may go on listing a dead process, and the kernel may give its pid to a new process. The memory that is listed
-//! for that pid counts as the dead process's as long as the amount stays the same.
+//! A driver may go on listing a dead process, and the kernel may give its pid to a new process. So a pid counts only for a
+//! process that started before the driver first listed it, without a break.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -13,9 +13,9 @@ use std::os::fd::OwnedFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::types::{GpuProcess, PidTrust, ProcessOwner};
-use crate::host::{Dir, HostPaths, KernelFile, ReadError, process_cgroup};
-use crate::parse::process::Stat;
+use super::types::{GpuProcess, PidTrust};
+use crate::host::process::ProcessFacts;
+use crate::host::{Dir, HostPaths, KernelFile, ReadError};
 
 /// One clock tick, and the difference between the two clocks.
 const START_SLACK_TICKS: u64 = 3;
@@ -28,29 +28,26 @@ pub struct PidResolver {
     host_paths: HostPaths,
     cgroup_v1: bool,
     known: HashMap<u32, KnownPid>,
-    /// Dead processes that the driver still lists, with their memory over all devices.
-    stale_pids: HashMap<u32, Option<u64>>,
+    /// For each pid that the driver lists, the clock ticks since boot before the first query that listed it.
+    first_listed: HashMap<u32, u64>,
     pid_check: PidNamespaceCheck,
+    buffer: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct KnownPid {
-    owner: ProcessOwner,
+    owner: ProcessFacts,
     /// Readable once the process has ended; `None` where the kernel has no pidfds.
     pidfd: Option<OwnedFd>,
-    /// Its memory over all devices in the last full reading.
-    held: Option<u64>,
 }
 
 /// The result of looking up a pid.
 enum PidLookup {
-    Owner(ProcessOwner),
+    Owner(ProcessFacts),
     /// A kernel thread, which cannot hold GPU memory.
     KernelThread,
-    /// It started after the driver was queried, so it only reused the pid; or `/proc` could not be read.
+    /// There is no such process, or it only reused the pid, or `/proc` could not be read.
     Unknown,
-    /// There is no such process.
-    NotFound,
 }
 
 impl PidResolver {
@@ -60,13 +57,14 @@ impl PidResolver {
             host_paths,
             cgroup_v1,
             known: HashMap::new(),
-            stale_pids: HashMap::new(),
+            first_listed: HashMap::new(),
             pid_check: PidNamespaceCheck::default(),
+            buffer: Vec::new(),
         }
     }
 
-    /// Fills in the owners of the processes of a full reading, each read again, and returns whether the driver's pids can
-    /// be trusted. If not, none is filled in. `uptime` was read before the driver was queried.
+    /// Fills in the owners of the processes of a full reading, and returns whether the driver's pids can be trusted. If not,
+    /// none is filled in. `uptime` was read before the driver was queried.
     pub fn resolve<'a>(
         &mut self,
         processes: impl Iterator<Item = &'a mut GpuProcess>,
@@ -82,88 +80,46 @@ impl PidResolver {
             self.known.clear();
             return PidTrust::Untrusted("/proc/uptime is unreadable");
         };
-        let totals = totals(&processes);
-        self.stale_pids.retain(|pid, _| totals.contains_key(pid));
-        let (mut owners, mut seen, mut kernel) = (HashMap::new(), 0, false);
-        for (pid, held) in &totals {
-            let before = self.known.get(pid).map(|known| (known.owner.start_ticks, known.held));
-            match self.look_up(*pid, uptime, read_errors) {
-                PidLookup::Owner(owner) => {
-                    seen += 1;
-                    if before.is_some_and(|(start, before)| start != owner.start_ticks && before == *held) {
-                        self.stale_pids.insert(*pid, *held);
-                    }
-                    if self.stale_pids.get(pid) != Some(held) {
-                        self.stale_pids.remove(pid);
-                        owners.insert(*pid, owner);
-                    }
-                }
-                PidLookup::NotFound => drop(self.stale_pids.insert(*pid, *held)),
-                PidLookup::KernelThread => kernel = true,
-                PidLookup::Unknown => {}
-            }
+        let pids: HashSet<u32> = processes.iter().map(|process| process.pid).collect();
+        self.first_listed.retain(|pid, _| pids.contains(pid));
+        self.known.retain(|pid, _| pids.contains(pid));
+        let lookups = self.look_up_all(&pids, uptime, read_errors);
+        let count = |is: fn(&PidLookup) -> bool| lookups.values().filter(|lookup| is(lookup)).count();
+        let seen = count(|lookup| matches!(lookup, PidLookup::Owner(_)));
+        let has_kernel_thread = count(|lookup| matches!(lookup, PidLookup::KernelThread)) > 0;
+        let trust = self.pid_check.check(pids.len(), seen, has_kernel_thread);
+        if trust == PidTrust::Trusted {
+            assign(processes, &lookups);
         }
-        self.known.retain(|pid, _| owners.contains_key(pid));
-        for (pid, known) in &mut self.known {
-            known.held = totals.get(pid).copied().flatten();
-        }
-        let pids = self.pid_check.check(totals.len(), seen, kernel);
-        if pids == PidTrust::Trusted {
-            for process in processes {
-                process.owner = owners.get(&process.pid).cloned();
-            }
-        }
-        pids
+        trust
     }
 
-    /// Fills in the owners of the processes of a memory sample. Cached processes that have not ended are not read again.
+    /// Fills in the owners of the processes of a memory sample.
     pub fn resolve_sample<'a>(
         &mut self,
         processes: impl Iterator<Item = &'a mut GpuProcess>,
         uptime: Option<u64>,
         read_errors: &mut Vec<&'static str>,
     ) {
-        if !self.pid_check.is_trusted {
-            return;
-        }
+        let Some(uptime) = uptime.filter(|_| self.pid_check.is_trusted) else { return };
         let processes: Vec<_> = processes.collect();
-        let totals = totals(&processes);
-        for pid in self.remove_ended() {
-            if let Some(held) = totals.get(&pid) {
-                self.stale_pids.insert(pid, *held); // it may have changed since the last full reading
-            }
-        }
-        let mut unresolved = HashSet::new();
-        for process in processes {
-            process.owner = match self.known.get(&process.pid) {
-                Some(known) if known.pidfd.is_some() => Some(known.owner.clone()),
-                _ if unresolved.contains(&process.pid) || self.stale_pids.contains_key(&process.pid) => None,
-                _ => {
-                    let Some(uptime) = uptime else { return };
-                    let before =
-                        self.known.get(&process.pid).map(|known| (known.owner.start_ticks, known.held));
-                    match (self.look_up(process.pid, uptime, read_errors), before) {
-                        (PidLookup::Owner(owner), Some((start, held))) if start != owner.start_ticks => {
-                            self.stale_pids.insert(process.pid, held);
-                            None
-                        }
-                        (PidLookup::Owner(owner), _) => Some(owner),
-                        (PidLookup::NotFound, _) => {
-                            self.stale_pids.insert(process.pid, totals.get(&process.pid).copied().flatten());
-                            None
-                        }
-                        (PidLookup::KernelThread | PidLookup::Unknown, _) => {
-                            unresolved.insert(process.pid);
-                            None
-                        }
-                    }
-                }
-            };
-        }
+        let pids = processes.iter().map(|process| process.pid).collect();
+        let lookups = self.look_up_all(&pids, uptime, read_errors);
+        assign(processes, &lookups);
     }
 
-    /// Removes processes that have ended from the cache, with one system call, and returns their pids.
-    fn remove_ended(&mut self) -> Vec<u32> {
+    fn look_up_all(
+        &mut self,
+        pids: &HashSet<u32>,
+        uptime: u64,
+        read_errors: &mut Vec<&'static str>,
+    ) -> HashMap<u32, PidLookup> {
+        self.remove_ended();
+        pids.iter().map(|pid| (*pid, self.look_up(*pid, uptime, read_errors))).collect()
+    }
+
+    /// Removes processes that have ended from the cache, with one system call.
+    fn remove_ended(&mut self) {
         let ended: Vec<u32> = {
             let pidfds = self.known.iter().filter_map(|(pid, known)| Some((*pid, known.pidfd.as_ref()?)));
             let (pids, pidfds): (Vec<_>, Vec<_>) = pidfds.unzip();
@@ -175,71 +131,48 @@ impl PidResolver {
                 ended.map(|(pid, _)| pid).collect()
             }
         };
-        for pid in &ended {
-            if let Some(dead) = self.known.remove(pid) {
-                self.stale_pids.insert(*pid, dead.held);
-            }
-        }
-        ended
+        self.known.retain(|pid, known| known.pidfd.is_some() && !ended.contains(pid));
     }
 
     fn look_up(&mut self, pid: u32, uptime: u64, read_errors: &mut Vec<&'static str>) -> PidLookup {
-        match self.read(pid) {
-            Ok(Some(owner)) if owner.start_ticks <= uptime + START_SLACK_TICKS => PidLookup::Owner(owner),
-            Ok(Some(_)) => {
-                self.known.remove(&pid); // otherwise the next memory sample would use the cached entry
-                PidLookup::Unknown
-            }
-            Ok(None) => PidLookup::KernelThread,
-            Err(error) if error.is_gone() => PidLookup::NotFound,
-            Err(error) => {
-                read_errors.extend(error.reason_label());
-                PidLookup::Unknown
-            }
+        if let Some(known) = self.known.get(&pid) {
+            return PidLookup::Owner(known.owner.clone());
         }
+        let first_listed = *self.first_listed.entry(pid).or_insert(uptime);
+        // opened before /proc is read: if the pid is reused in between, this pidfd shows the end of the first process
+        let pidfd =
+            Pid::from_raw(pid.cast_signed()).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let owner = match self.read(pid) {
+            Ok(owner) => owner,
+            Err(error) => {
+                read_errors.extend(error.reason_label().filter(|_| !error.is_gone()));
+                return PidLookup::Unknown;
+            }
+        };
+        if pid == KTHREADD || owner.ppid == KTHREADD {
+            return PidLookup::KernelThread;
+        }
+        if owner.id.start_ticks > first_listed + START_SLACK_TICKS {
+            return PidLookup::Unknown;
+        }
+        self.known.insert(pid, KnownPid { owner: owner.clone(), pidfd });
+        PidLookup::Owner(owner)
     }
 
-    /// Reads a process. Returns `None` for a kernel thread.
-    fn read(&mut self, pid: u32) -> Result<Option<ProcessOwner>, ReadError> {
-        let mut buffer = Vec::new();
-        let known = self.known.remove(&pid);
-        let pidfd = match &known {
-            Some(_) => None,
-            // opened before /proc is read: if the pid is reused in between, this pidfd shows the end of the first process
-            None => {
-                Pid::from_raw(pid.cast_signed()).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
-            }
-        };
+    fn read(&mut self, pid: u32) -> Result<ProcessFacts, ReadError> {
         let dir = Dir::open(&self.host_paths.process(pid))?;
-        let stat = Stat::parse(dir.file("stat")?.read_once(&mut buffer)?);
-        let stat = stat.ok_or_else(|| ReadError::malformed("stat"))?;
-        if pid == KTHREADD || stat.ppid == KTHREADD {
-            return Ok(None);
-        }
-        let known = match known {
-            Some(known) if known.owner.start_ticks != stat.start_ticks => return self.read(pid), // the pid was reused
-            Some(known) => known, // with the name that it had first: some rename themselves for every task
-            None => {
-                let cgroup = process_cgroup::read(&dir, self.cgroup_v1, &mut buffer)?.into();
-                let comm = crate::parse::printable(&stat.comm).into();
-                let owner = ProcessOwner { start_ticks: stat.start_ticks, comm, cgroup };
-                KnownPid { owner, pidfd, held: None }
-            }
-        };
-        let owner = known.owner.clone();
-        self.known.insert(pid, known);
-        Ok(Some(owner))
+        ProcessFacts::read(&dir, pid, self.cgroup_v1, &mut self.buffer)
     }
 }
 
-/// Returns the memory of each process over all devices; `None` if a part of it is unknown.
-fn totals(processes: &[&mut GpuProcess]) -> HashMap<u32, Option<u64>> {
-    let mut totals: HashMap<u32, Option<u64>> = HashMap::new();
+/// Fills in the owners that were found.
+fn assign(processes: Vec<&mut GpuProcess>, lookups: &HashMap<u32, PidLookup>) {
     for process in processes {
-        let add = |sum: &mut Option<u64>| *sum = sum.zip(process.used).map(|(sum, used)| sum + used);
-        totals.entry(process.pid).and_modify(add).or_insert(process.used);
+        process.owner = match lookups.get(&process.pid) {
+            Some(PidLookup::Owner(owner)) => Some(owner.clone()),
+            _ => None,
+        };
     }
-    totals
 }
 
 /// Whether the driver's pids are pids of this host. That cannot change while memledger runs, so it is decided once: dead
@@ -320,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn sample_skips_processes_that_are_too_young_or_reuse_a_pid() {
+    fn pid_counts_only_for_a_process_that_started_before_it_was_first_listed() {
         let Some(mut resolver) = resolver() else { return };
         let mut read_errors = vec![];
         let later = uptime_ticks(&HostPaths::default()).map(|ticks| ticks + 10);
@@ -330,28 +263,17 @@ mod tests {
 
         let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("sleep");
         let mut young = GpuProcess::new(child.id(), Some(5));
-        resolver.resolve_sample(std::iter::once(&mut young), Some(0), &mut read_errors); // the driver was queried before its start
-        assert_eq!(young.owner, None);
         resolver.resolve_sample(std::iter::once(&mut young), None, &mut read_errors);
-        assert_eq!(young.owner, None, "the first sample did not cache it");
+        assert_eq!(young.owner, None, "without an uptime nothing can be looked up");
+        resolver.resolve_sample(std::iter::once(&mut young), Some(0), &mut read_errors);
+        assert_eq!(young.owner, None, "the driver was queried before its start");
         resolver.resolve_sample(std::iter::once(&mut young), later, &mut read_errors);
-        assert!(young.owner.is_some(), "it is old enough now");
-
+        resolver.resolve([&mut own, &mut young].into_iter(), later, &mut read_errors);
+        assert_eq!(young.owner, None, "the driver has listed the pid since then, for a process that is dead");
+        resolver.resolve(std::iter::once(&mut own), later, &mut read_errors);
+        resolver.resolve([&mut own, &mut young].into_iter(), later, &mut read_errors);
+        assert!(young.owner.is_some(), "it is listed anew");
         child.kill().and_then(|()| child.wait()).expect("ended");
-        young.used = Some(7);
-        resolver.resolve_sample(std::iter::once(&mut young), later, &mut read_errors);
-        assert_eq!(
-            (&young.owner, resolver.stale_pids.get(&young.pid)),
-            (&None, Some(&Some(7))),
-            "with the memory that is listed now"
-        );
-        let mut dead = GpuProcess::new((1 << 22) - 1, Some(9));
-        resolver.resolve_sample(std::iter::once(&mut dead), later, &mut read_errors);
-        assert_eq!(
-            resolver.stale_pids.get(&dead.pid),
-            Some(&Some(9)),
-            "a new process with its pid does not get this memory"
-        );
         assert_eq!(read_errors, Vec::<&str>::new());
     }
 
@@ -387,8 +309,6 @@ mod tests {
         let later = uptime_ticks(&HostPaths::default()).map(|ticks| ticks + 10);
         resolver.resolve(std::iter::once(&mut process), later, &mut read_errors);
         assert_eq!(process.owner.as_ref().map(|owner| &*owner.comm), Some("sleep"));
-        resolver.resolve_sample(std::iter::once(&mut process), None, &mut read_errors); // without an uptime nothing can be looked up
-        assert!(process.owner.is_some());
         child.kill().and_then(|()| child.wait()).expect("ended");
         resolver.resolve_sample(std::iter::once(&mut process), later, &mut read_errors);
         assert_eq!((process.owner, read_errors), (None, vec![]));

@@ -26,8 +26,6 @@ pub struct NvmlProbe {
     pub named: usize,
     /// Whether their pids are pids of this host.
     pub pids: PidTrust,
-    /// The number of GPUs whose accounting mode is off and could be on.
-    pub without_accounting: usize,
 }
 
 /// Reads all devices once, in an NVML process that is ended afterwards. Takes at most `timeout`.
@@ -66,10 +64,9 @@ fn query(
     process.send(&Request::Read)?;
     match process.receive(deadline, None)? {
         Response::Reading(raw) => {
-            let without_accounting = raw.without_accounting;
             let completed = assembler.reading(began, raw);
             let (reading, _) = completed.ok_or(ChannelError::Invalid("a reading that contradicts itself"))?;
-            Ok(NvmlProbe::of(&reading, without_accounting))
+            Ok(NvmlProbe::of(&reading))
         }
         Response::Failed { error, .. } => Err(QueryError::DriverFailed(error)),
         _ => Err(ChannelError::Invalid("another response").into()),
@@ -78,7 +75,7 @@ fn query(
 
 impl NvmlProbe {
     /// Summarizes one reading.
-    pub(super) fn of(reading: &GpuReading, without_accounting: usize) -> Self {
+    pub(super) fn of(reading: &GpuReading) -> Self {
         let instances = reading.devices.iter().filter(|device| device.instance_of.is_some()).count();
         Self {
             driver_version: reading.driver_version.clone(),
@@ -87,7 +84,6 @@ impl NvmlProbe {
             instances,
             named: reading.devices.iter().flat_map(|device| &device.processes).flatten().count(),
             pids: reading.pids,
-            without_accounting,
         }
     }
 }

@@ -4,9 +4,7 @@
 //! then the value in postcard's format. Both sides are the same program, but the library in the NVML process may write
 //! anything to its descriptors: every message has a bound, and what does not parse ends the process.
 
-use std::fmt::{self, Formatter};
 use std::io::{ErrorKind, Read, Write};
-use std::marker::PhantomData;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -14,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde::de::{DeserializeOwned, Error, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::types::GpuDevice;
 use crate::clock::Timestamp;
@@ -27,11 +25,6 @@ const VERSION: u32 = 0x6d6c_0001;
 const HEADER_BYTES: usize = 8;
 /// Maximum length of a message without its header.
 const MAX_MESSAGE_BYTES: usize = crate::host::bounds::NVML_MESSAGE.max_bytes;
-/// Maximum number of devices in a message: 16 GPUs with seven MIG instances each, in reserve twice as many.
-const MAX_DEVICES: usize = 256;
-/// Maximum number of other elements of one list. A list of small elements could otherwise take many times the memory of its
-/// message.
-const MAX_ELEMENTS: usize = 65_536;
 /// Bytes that one read takes.
 const CHUNK_BYTES: usize = 16 * 1024;
 
@@ -67,7 +60,6 @@ pub enum Response {
         /// The error.
         error: String,
         /// As [`DriverReading::xids`].
-        #[serde(deserialize_with = "bounded_list::<_, _, MAX_ELEMENTS>")]
         xids: Vec<(Arc<str>, u64)>,
     },
     /// The library was shut down.
@@ -89,46 +81,21 @@ pub struct DriverReading {
     /// The number of GPUs that the driver reports, without MIG instances.
     pub counted: usize,
     /// The devices that answered.
-    #[serde(deserialize_with = "bounded_list::<_, _, MAX_DEVICES>")]
     pub devices: Vec<GpuDevice>,
-    /// The driver's peaks of processes that are no longer listed.
-    #[serde(deserialize_with = "bounded_list::<_, _, MAX_ELEMENTS>")]
-    pub ended: Vec<EndedProcess>,
     /// The UUIDs of the GPUs that are registered for Xid events.
-    #[serde(deserialize_with = "bounded_list::<_, _, MAX_DEVICES>")]
     pub registered: Vec<Arc<str>>,
     /// The UUID and the number of each Xid since the previous response, oldest first.
-    #[serde(deserialize_with = "bounded_list::<_, _, MAX_ELEMENTS>")]
     pub xids: Vec<(Arc<str>, u64)>,
-    /// Whether accounting mode is on for a GPU.
-    pub has_accounting: bool,
-    /// The number of GPUs whose accounting mode is off and could be on.
-    pub without_accounting: usize,
     /// The number of errors by [`READ_ERROR_REASONS`].
     pub read_errors: [u32; READ_ERROR_REASONS.len()],
-}
-
-/// The driver's record of a process that is no longer listed.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct EndedProcess {
-    /// The UUID of its GPU.
-    pub gpu_uuid: Arc<str>,
-    /// Its pid.
-    pub pid: u32,
-    /// Its start in microseconds of the Unix clock, as the driver recorded it.
-    pub start_us: u64,
-    /// Its peak memory in bytes.
-    pub peak: u64,
 }
 
 /// A memory sample of all devices.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct DriverSample {
     /// The devices that answered.
-    #[serde(deserialize_with = "bounded_list::<_, _, MAX_DEVICES>")]
     pub devices: Vec<SampledDevice>,
     /// As [`DriverReading::xids`].
-    #[serde(deserialize_with = "bounded_list::<_, _, MAX_ELEMENTS>")]
     pub xids: Vec<(Arc<str>, u64)>,
 }
 
@@ -140,36 +107,7 @@ pub struct SampledDevice {
     /// Used memory, without reserved memory.
     pub used: Option<u64>,
     /// Pid and bytes of each process; empty if the device does not report them.
-    #[serde(deserialize_with = "bounded_list::<_, _, MAX_ELEMENTS>")]
     pub processes: Vec<(u32, Option<u64>)>,
-}
-
-/// Deserializes a list of at most `MAX` elements.
-fn bounded_list<'de, D: Deserializer<'de>, T: Deserialize<'de>, const MAX: usize>(
-    deserializer: D,
-) -> Result<Vec<T>, D::Error> {
-    struct ListVisitor<T, const MAX: usize>(PhantomData<T>);
-
-    impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for ListVisitor<T, MAX> {
-        type Value = Vec<T>;
-
-        fn expecting(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
-            write!(formatter, "at most {MAX} elements")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Vec<T>, A::Error> {
-            let mut list = Vec::new();
-            while let Some(element) = elements.next_element()? {
-                if list.len() == MAX {
-                    return Err(A::Error::invalid_length(MAX + 1, &self));
-                }
-                list.push(element);
-            }
-            Ok(list)
-        }
-    }
-
-    deserializer.deserialize_seq(ListVisitor::<T, MAX>(PhantomData))
 }
 
 /// Error of a [`Channel`].
@@ -380,33 +318,14 @@ mod tests {
         assert!(matches!(ours.idle(Duration::ZERO, &Waker::new()), Err(ChannelError::Invalid(_))));
     }
 
-    /// Sends these bytes as the body of a message.
-    fn receive_body(body: &[u8]) -> Result<Response, ChannelError> {
-        let (mut ours, theirs) = pair();
-        let header = [VERSION.to_le_bytes(), (body.len() as u32).to_le_bytes()].concat();
-        let message = [&header[..], body].concat();
-        let mut stream = theirs.stream;
-        let sender = std::thread::spawn(move || stream.write_all(&message));
-        let received = ours.receive(None, None);
-        drop(ours); // a message over the maximum length is not read to its end
-        let _ = sender.join().expect("joined");
-        received
-    }
-
     #[test]
-    fn list_of_many_small_elements_is_invalid() {
-        let device = |processes| SampledDevice { key: "".into(), used: None, processes };
-        let message = |devices| {
-            let sample = DriverSample { devices, xids: vec![] };
-            postcard::to_allocvec(&Response::Sample(sample)).expect("serialized")
-        };
-        let many = |count| (0..count).map(|_| device(vec![])).collect::<Vec<_>>();
-        assert!(receive_body(&message(many(MAX_DEVICES))).is_ok());
-        let malformed = |body: &[u8]| matches!(receive_body(body), Err(ChannelError::Invalid("malformed")));
-        assert!(malformed(&message(many(MAX_DEVICES + 1))));
-        assert!(malformed(&message(vec![device(vec![(0, None); MAX_ELEMENTS + 1])])));
-        let too_long = receive_body(&vec![0; MAX_MESSAGE_BYTES + 1]);
-        assert!(matches!(too_long, Err(ChannelError::Invalid("too long"))), "{too_long:?}");
+    fn message_over_the_maximum_length_is_invalid() {
+        let (mut ours, theirs) = pair();
+        let header = [VERSION.to_le_bytes(), (MAX_MESSAGE_BYTES as u32 + 1).to_le_bytes()].concat();
+        let mut stream = theirs.stream;
+        stream.write_all(&header).expect("written");
+        let received = ours.receive::<Response>(None, None);
+        assert!(matches!(received, Err(ChannelError::Invalid("too long"))), "{received:?}");
     }
 
     proptest! {

@@ -53,12 +53,13 @@ impl SharedOutput {
 }
 
 impl ReaderOutput {
-    /// Adds samples and, if there is one, a full reading with its read errors.
-    pub fn publish(&mut self, reading: Option<Arc<GpuReading>>, samples: Vec<GpuSample>) {
+    /// Adds a sample and, if it is of a full reading, that with its read errors.
+    pub fn publish(&mut self, reading: Option<Arc<GpuReading>>, sample: GpuSample) {
         self.has_answered = true;
-        self.samples.extend(samples);
-        let excess = self.samples.len().saturating_sub(MAX_SAMPLES);
-        self.samples.drain(..excess);
+        if self.samples.len() == MAX_SAMPLES {
+            self.samples.pop_front();
+        }
+        self.samples.push_back(sample);
         if let Some(reading) = reading {
             self.count_errors(reading.read_errors.iter().copied());
             self.latest = Some(reading);

@@ -12,11 +12,9 @@ use std::time::Duration;
 
 use super::assembler::{Assembler, RequestStart};
 use super::driver_process::{DriverProcess, QueryError};
-use super::driver_release::{DriverRelease, FailureKind};
+use super::driver_state::{DriverState, FailureKind};
 use super::probe::NvmlProbe;
 use super::protocol::{ChannelError, Request, Response};
-use super::reader_output::{ReaderOutput, SharedOutput};
-use super::types::{GpuReading, GpuSample};
 use crate::clock::Timestamp;
 use crate::config::GpuSettings;
 use crate::host::HostPaths;
@@ -32,56 +30,34 @@ const RESET_FACTOR: u32 = 4;
 pub const FIRST_READING_FACTOR: u32 = 12;
 /// Time for a call in progress, and for the shutdown of the library, before the process is killed.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Maximum number of processes that cannot be killed. While there are as many, no other is started.
-const MAX_UNKILLABLE: usize = 2;
 /// The pause after a memory sample is at least this multiple of its duration, however short the sampling interval is.
 const PAUSE_FACTOR: u32 = 4;
 
-/// The cycle's handle of the thread.
-#[derive(Debug)]
-pub struct Supervisor {
-    shared: Arc<SharedOutput>,
-}
-
-impl Supervisor {
-    /// Starts the thread. It ends with memledger.
-    pub fn start(
-        settings: GpuSettings,
-        host_paths: HostPaths,
-        cgroup_v1: bool,
-        driver_release: Arc<DriverRelease>,
-    ) -> Self {
-        let shared = Arc::new(SharedOutput::default());
-        let mut task = Task {
-            back_off: BackOff::new(settings.interval.min(BACK_OFF.0)),
-            worked_since: None,
-            assembler: Assembler::new(host_paths.clone(), cgroup_v1, settings.interval + settings.deadline),
-            settings,
-            host_paths,
-            driver_release,
-            shared: Arc::clone(&shared),
-            unkillable: vec![],
-            logged_error: String::new(),
-        };
-        let run = move || {
-            while !task.driver_release.is_stopping() {
-                // a bug must not end the thread, whose end ends the process
-                if catch_unwind(AssertUnwindSafe(|| task.run_process())).is_err() {
-                    task.log_end(&SessionEnd::Panicked);
-                    task.wait(BACK_OFF.1);
-                }
+/// Starts the thread. It ends with memledger.
+pub fn start(settings: GpuSettings, host_paths: HostPaths, cgroup_v1: bool, driver_state: Arc<DriverState>) {
+    driver_state.output.lock().started = Timestamp::now();
+    let mut task = Task {
+        back_off: BackOff::new(settings.interval.min(BACK_OFF.0)),
+        worked_since: None,
+        assembler: Assembler::new(host_paths.clone(), cgroup_v1, settings.interval + settings.deadline),
+        settings,
+        host_paths,
+        driver_state,
+        unkillable: None,
+        logged_error: String::new(),
+    };
+    let run = move || {
+        while !task.driver_state.is_stopping() {
+            // a bug must not end the thread, whose end ends the process
+            if catch_unwind(AssertUnwindSafe(|| task.run_process())).is_err() {
+                task.log_end(&SessionEnd::Panicked);
+                task.wait(BACK_OFF.1);
             }
-        };
-        let thread = std::thread::Builder::new().name("nvml".into());
-        if let Err(error) = thread.spawn(move || run_essential("nvml", run)) {
-            tracing::warn!(%error, "starting the thread that supervises the GPU driver failed");
         }
-        Self { shared }
-    }
-
-    /// Takes the output.
-    pub fn take_output(&self) -> ReaderOutput {
-        self.shared.lock().take()
+    };
+    let thread = std::thread::Builder::new().name("nvml".into());
+    if let Err(error) = thread.spawn(move || run_essential("nvml", run)) {
+        tracing::warn!(%error, "starting the thread that supervises the GPU driver failed");
     }
 }
 
@@ -140,22 +116,21 @@ impl From<QueryError> for SessionEnd {
 struct Task {
     settings: GpuSettings,
     host_paths: HostPaths,
-    driver_release: Arc<DriverRelease>,
-    shared: Arc<SharedOutput>,
+    driver_state: Arc<DriverState>,
     assembler: Assembler,
     back_off: BackOff,
     /// When the current process gave its first reading.
     worked_since: Option<Timestamp>,
-    /// Processes that were killed and have not ended.
-    unkillable: Vec<Child>,
+    /// The process that was killed and has not ended; while there is one, no other is started.
+    unkillable: Option<Child>,
     logged_error: String,
 }
 
 impl Task {
     /// Runs one process from its start to its end, or waits until one may be started.
     fn run_process(&mut self) {
-        if let Some(rest) = self.driver_release.remaining(Timestamp::now()) {
-            self.shared.lock().discard_readings(false);
+        if let Some(rest) = self.driver_state.remaining(Timestamp::now()) {
+            self.driver_state.output.lock().discard_readings(false);
             // a cycle may run between the end of the release and the end of the wait
             self.restart_grace_period(Timestamp::now().plus(rest));
             self.wait(rest);
@@ -163,7 +138,7 @@ impl Task {
             return;
         }
         self.count_processes(false);
-        if self.unkillable.len() >= MAX_UNKILLABLE {
+        if self.unkillable.is_some() {
             return self.wait(BACK_OFF.0);
         }
         self.worked_since = None;
@@ -183,7 +158,7 @@ impl Task {
             Err(_) => SessionEnd::Panicked,
         };
         if matches!(end, SessionEnd::Released | SessionEnd::DriverFailed(_))
-            && !self.driver_release.is_stopping()
+            && !self.driver_state.is_stopping()
         {
             process.close(Timestamp::now().plus(CLOSE_TIMEOUT));
         }
@@ -191,7 +166,7 @@ impl Task {
             Ok(status) => status,
             Err(child) => {
                 tracing::error!(pid = child.id(), "the NVML process cannot be killed; leaving it");
-                self.unkillable.push(child);
+                self.unkillable = Some(child);
                 None
             }
         };
@@ -199,7 +174,7 @@ impl Task {
         if matches!(end, SessionEnd::Released) {
             self.restart_grace_period(Timestamp::now()); // no failure either before `is_closed`
         }
-        self.shared.lock().discard_readings(!matches!(end, SessionEnd::Released));
+        self.driver_state.output.lock().discard_readings(!matches!(end, SessionEnd::Released));
         self.count_processes(false);
         self.log_end(&end);
         if !matches!(end, SessionEnd::Released) {
@@ -233,9 +208,6 @@ impl Task {
             let deadline = if is_first { first_deadline } else { began.plus(settings.deadline) };
             self.query(process, is_full, deadline)?;
             is_first = false;
-            if is_full && !self.unkillable.is_empty() {
-                self.count_processes(true);
-            }
             let ended = Timestamp::now();
             self.worked_since.get_or_insert(ended);
             if is_full {
@@ -245,8 +217,8 @@ impl Task {
             let next_sample = began.plus(settings.sample_interval).max(ended.plus(pause));
             let next =
                 if settings.sample_interval.is_zero() { next_full } else { next_full.min(next_sample) };
-            match process.idle(next.since(Timestamp::now()), self.driver_release.waker()) {
-                Err(ChannelError::Woken) => self.driver_release.waker().reset(),
+            match process.idle(next.since(Timestamp::now()), self.driver_state.waker()) {
+                Err(ChannelError::Woken) => self.driver_state.waker().reset(),
                 other => other.map_err(QueryError::from)?,
             }
         }
@@ -268,16 +240,15 @@ impl Task {
         })?;
         match response {
             Response::Reading(raw) if is_full => {
-                let without_accounting = raw.without_accounting;
                 let invalid = || ChannelError::Invalid("a reading that contradicts itself");
                 let completed = self.assembler.reading(began, raw);
-                let (reading, samples) = completed.ok_or_else(|| QueryError::from(invalid()))?;
-                self.driver_release.set_probe_result(Ok(NvmlProbe::of(&reading, without_accounting)));
-                self.publish(Some(reading), samples);
+                let (reading, sample) = completed.ok_or_else(|| QueryError::from(invalid()))?;
+                self.driver_state.set_probe_result(Ok(NvmlProbe::of(&reading)));
+                self.driver_state.output.lock().publish(Some(Arc::new(reading)), sample);
             }
             Response::Sample(raw) if !is_full => {
                 let sample = self.assembler.sample(began, raw);
-                self.publish(None, vec![sample]);
+                self.driver_state.output.lock().publish(None, sample);
             }
             Response::Failed { error, xids } => {
                 self.assembler.count_xids(&xids);
@@ -292,7 +263,7 @@ impl Task {
     fn retry_when_woken<T>(
         &self,
         deadline: Timestamp,
-        mut receive: impl FnMut(Timestamp, &DriverRelease) -> Result<T, QueryError>,
+        mut receive: impl FnMut(Timestamp, &DriverState) -> Result<T, QueryError>,
     ) -> Result<T, SessionEnd> {
         let mut deadline = deadline;
         loop {
@@ -300,45 +271,37 @@ impl Task {
             if is_released {
                 deadline = deadline.min(Timestamp::now().plus(CLOSE_TIMEOUT));
             }
-            match receive(deadline, &self.driver_release) {
-                Err(QueryError::Channel(ChannelError::Woken)) => self.driver_release.waker().reset(),
+            match receive(deadline, &self.driver_state) {
+                Err(QueryError::Channel(ChannelError::Woken)) => self.driver_state.waker().reset(),
                 Err(_) if is_released => return Err(SessionEnd::Released),
                 other => return Ok(other?),
             }
-            if self.driver_release.is_stopping() {
+            if self.driver_state.is_stopping() {
                 return Err(SessionEnd::Released);
             }
         }
     }
 
     fn is_released(&self) -> bool {
-        self.driver_release.is_stopping() || self.driver_release.remaining(Timestamp::now()).is_some()
-    }
-
-    fn publish(&self, reading: Option<GpuReading>, samples: Vec<GpuSample>) {
-        let reading = reading.map(Arc::new);
-        if let Some(reading) = &reading {
-            self.driver_release.set_latest(Arc::clone(reading));
-        }
-        self.shared.lock().publish(reading, samples);
+        self.driver_state.is_stopping() || self.driver_state.remaining(Timestamp::now()).is_some()
     }
 
     /// Restarts the grace period for the first reading at `at`.
     fn restart_grace_period(&self, at: Timestamp) {
-        let mut output = self.shared.lock();
+        let mut output = self.driver_state.output.lock();
         (output.has_answered, output.started) = (false, at);
     }
 
     /// Reaps processes that have ended at last, and publishes the numbers. `with_current`: a process runs beside them.
     fn count_processes(&mut self, with_current: bool) {
-        self.unkillable.retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
-        let unkillable = self.unkillable.len();
-        self.driver_release.set_processes(unkillable + usize::from(with_current), unkillable);
+        self.unkillable.take_if(|child| matches!(child.try_wait(), Ok(Some(_))));
+        let unkillable = usize::from(self.unkillable.is_some());
+        self.driver_state.set_processes(unkillable + usize::from(with_current), unkillable);
     }
 
     /// Waits, or until a request.
     fn wait(&self, duration: Duration) {
-        let waker = self.driver_release.waker();
+        let waker = self.driver_state.waker();
         waker.wait(duration);
         waker.reset();
     }
@@ -347,7 +310,7 @@ impl Task {
         match end {
             SessionEnd::Released => tracing::info!("GPU driver released on request"),
             SessionEnd::OpenFailed(text) => {
-                self.driver_release.set_probe_result(Err(text.clone()));
+                self.driver_state.set_probe_result(Err(text.clone()));
                 if *text != self.logged_error {
                     tracing::info!(reason = %text, "no GPU driver; exporting the memory of the host and its containers without GPUs");
                     self.logged_error.clone_from(text);
@@ -356,18 +319,18 @@ impl Task {
             }
             SessionEnd::DriverFailed(error) => {
                 tracing::warn!(%error, "GPU driver failed; reopening it");
-                self.driver_release.count_restart(FailureKind::Driver);
-                self.shared.lock().count_errors(["io"]);
+                self.driver_state.count_restart(FailureKind::Driver);
+                self.driver_state.output.lock().count_errors(["io"]);
             }
             SessionEnd::ProcessFailed(kind, error) => {
                 tracing::warn!(?kind, %error, "the NVML process failed; starting another");
-                self.driver_release.count_restart(*kind);
+                self.driver_state.count_restart(*kind);
                 let text = format!("the NVML process failed: {error}");
-                self.driver_release.set_probe_result(Err(text));
+                self.driver_state.set_probe_result(Err(text));
             }
             SessionEnd::Panicked => {
                 tracing::error!("reading the GPU driver failed unexpectedly (a bug in memledger); retrying");
-                self.driver_release.set_probe_result(Err("a bug in memledger".to_owned()));
+                self.driver_state.set_probe_result(Err("a bug in memledger".to_owned()));
             }
         }
         self.logged_error.clear();

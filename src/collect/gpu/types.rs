@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::device_metrics::DeviceHealth;
 use crate::clock::Timestamp;
+use crate::host::process::ProcessFacts;
 
 /// One reading of one source.
 #[derive(Clone, Debug)]
@@ -191,43 +192,26 @@ pub struct GpuProcess {
     pub pid: u32,
     /// GPU memory in bytes; `None` where the driver reports none (N/A).
     pub used: Option<u64>,
-    /// Its peak memory since its start, if the driver records it; never less than `used`.
-    pub driver_peak: Option<u64>,
-    /// The start of the process that this peak belongs to, in microseconds of the Unix clock, as the driver recorded it.
-    pub recorded_start_us: Option<u64>,
     /// The share of the time since the previous reading in which one of its kernels ran; `None` where the driver does not
     /// report it.
     pub busy: Option<f64>,
     /// The process; `None` if it is not visible, or started after the reading. Never in a message.
     #[serde(skip)]
-    pub owner: Option<ProcessOwner>,
+    pub owner: Option<ProcessFacts>,
 }
 
 impl GpuProcess {
     /// Returns a process with these values and no others yet.
     pub fn new(pid: u32, used: Option<u64>) -> Self {
-        Self { pid, used, driver_peak: None, recorded_start_us: None, busy: None, owner: None }
+        Self { pid, used, busy: None, owner: None }
     }
-}
-
-/// A process on a GPU, as read from `/proc`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProcessOwner {
-    /// Its start, in clock ticks since boot.
-    pub start_ticks: u64,
-    /// Its name, made printable.
-    pub comm: Arc<str>,
-    /// Its cgroup in the hierarchy of the memory controller.
-    pub cgroup: Arc<str>,
 }
 
 /// Memory use at one time, for the peaks. Each full reading is a sample too.
 #[derive(Clone, Debug)]
 pub struct GpuSample {
-    /// The time of the sample; if not `is_dated`, the sample is of an unknown earlier time.
+    /// The time of the sample.
     pub at: Timestamp,
-    /// False for a maximum of unknown time.
-    pub is_dated: bool,
     /// The devices that answered.
     pub devices: Vec<DeviceSample>,
 }
@@ -239,10 +223,10 @@ pub struct DeviceSample {
     pub identity: Arc<GpuIdentity>,
     /// Used memory, without reserved memory.
     pub used: Option<u64>,
-    /// The processes whose identity and memory are known, with pid and bytes.
-    pub holders: Vec<(u32, ProcessOwner, u64)>,
+    /// The processes whose identity and memory are known, with their bytes.
+    pub holders: Vec<(ProcessFacts, u64)>,
     /// The processes whose memory is unknown: their containers have no sum.
-    pub silent: Vec<(u32, ProcessOwner)>,
+    pub silent: Vec<ProcessFacts>,
 }
 
 impl DeviceSample {
@@ -251,8 +235,8 @@ impl DeviceSample {
         let (mut holders, mut silent) = (Vec::new(), Vec::new());
         for process in device.processes.iter().flatten() {
             match (&process.owner, process.used) {
-                (Some(owner), Some(used)) => holders.push((process.pid, owner.clone(), used)),
-                (Some(owner), None) => silent.push((process.pid, owner.clone())),
+                (Some(owner), Some(used)) => holders.push((owner.clone(), used)),
+                (Some(owner), None) => silent.push(owner.clone()),
                 (None, _) => {}
             }
         }

@@ -7,10 +7,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::collect::ReadErrors;
-use crate::collect::target::{Target, TargetOwner};
+use crate::collect::container_owner::ContainerOwner;
 use crate::discover::Container;
 use crate::host::ReadError;
 use crate::host::bounds::Bound;
+use crate::host::process::ProcessId;
 use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool};
 use crate::parse::process::Command;
 
@@ -37,21 +38,21 @@ pub struct CommandLine {
 }
 
 /// The result for a process: its command line, or `None` if unknown.
-pub type CommandLineRead = (Target, Option<CommandLine>);
+pub type CommandLineRead = (ProcessId, Option<CommandLine>);
 
 /// Reads command lines.
 #[derive(Debug, Default)]
 pub struct CommandLines {
-    pool: Option<ReadPool<TargetOwner, Target, CommandLine>>,
-    queued: Vec<(TargetOwner, Target)>,
+    pool: Option<ReadPool<ContainerOwner, ProcessId, CommandLine>>,
+    queued: Vec<(ContainerOwner, ProcessId)>,
     /// A queued process has no known command line yet.
     is_urgent: bool,
 }
 
 impl CommandLines {
     /// Queues a process for the next batch.
-    pub fn queue(&mut self, owner: &Container, target: Target, is_new: bool) {
-        self.queued.push((TargetOwner::of(owner), target));
+    pub fn queue(&mut self, owner: &Container, target: ProcessId, is_new: bool) {
+        self.queued.push((ContainerOwner::of(owner), target));
         self.is_urgent |= is_new;
     }
 
@@ -62,7 +63,7 @@ impl CommandLines {
         }
         let pool = self.pool.get_or_insert_with(|| {
             let proc = proc.to_path_buf();
-            ReadPool::new(POOL_CONFIG, move |target: &Target, buffer| read(&proc, *target, buffer))
+            ReadPool::new(POOL_CONFIG, move |target: &ProcessId, buffer| read(&proc, *target, buffer))
         });
         if !self.queued.is_empty() {
             pool.submit(self.queued.drain(..));
@@ -95,7 +96,7 @@ impl CommandLines {
     }
 }
 
-fn read(proc: &Path, target: Target, buffer: &mut Vec<u8>) -> Result<CommandLine, ReadError> {
+fn read(proc: &Path, target: ProcessId, buffer: &mut Vec<u8>) -> Result<CommandLine, ReadError> {
     let dir = target.open(proc, buffer)?;
     let file = dir.file("cmdline")?;
     let text = file.read_once(buffer)?;

@@ -25,11 +25,11 @@ use command_lines::{CommandLine, CommandLines};
 use pid_lists::{ListedPids, PidLists};
 use shares::fair_shares;
 
-use super::target::Target;
 use super::{CollectOutcome, Collector, Context, Output, ReadErrors};
 use crate::clock::Timestamp;
 use crate::discover::{Container, ContainerId, Version};
 use crate::host::bounds::{NEW_PROCESSES, NEW_PROCESSES_OF_CONTAINER, PROCESSES_OF_HOST};
+use crate::host::process::{ProcessId, read_stat};
 use crate::host::{Dir, KernelFile, ReadError};
 use crate::parse::process::{self as parse, Command};
 
@@ -75,6 +75,13 @@ pub struct Process {
     pub memory: ResidentMemory,
     /// Data that rarely changes.
     pub meta: Arc<ProcessMeta>,
+}
+
+impl Process {
+    /// Returns its identity.
+    pub fn id(&self) -> ProcessId {
+        ProcessId { pid: self.pid, start_ticks: self.meta.start_ticks }
+    }
 }
 
 /// All processes of all containers, grouped by container.
@@ -337,8 +344,8 @@ struct Counts {
 }
 
 impl ProcessEntry {
-    fn target(&self, pid: u32) -> Target {
-        Target { pid, start_ticks: self.meta.start_ticks }
+    fn target(&self, pid: u32) -> ProcessId {
+        ProcessId { pid, start_ticks: self.meta.start_ticks }
     }
 
     /// Reads the resident memory of this process, and `stat` if it is due. Returns true if it was due; the command line
@@ -402,8 +409,7 @@ pub fn resident_memory(statm: &[u8]) -> Result<ResidentMemory, ReadError> {
 
 /// Reads `stat`. The classification of the command line is copied from `before`.
 fn meta(dir: &Dir, before: Option<&ProcessMeta>, buffer: &mut Vec<u8>) -> Result<ProcessMeta, ReadError> {
-    let stat = dir.file("stat")?.read_once(buffer).map(parse::Stat::parse)?;
-    let stat = stat.ok_or_else(|| ReadError::malformed("stat"))?;
+    let stat = read_stat(dir, buffer)?;
     Ok(ProcessMeta {
         comm: crate::parse::printable(&stat.comm).into(),
         ppid: stat.ppid,

@@ -9,11 +9,11 @@ use super::Reconciler;
 use crate::clock::{ClockStep, Timestamp};
 use crate::discover::ContainerId;
 use crate::events::{ContainerRef, CudaOom, GpuHolder, LedgerEvent};
+use crate::host::process::ProcessId;
 use crate::ledger::exchange::{GpuUse, GpuUser};
 use crate::ledger::totals::CudaOomSource;
 use crate::reporter::message::normalized_uuid;
 use crate::reporter::ooms::ReportedOom;
-use crate::reporter::reports::ProcessKey;
 
 /// How long to wait for the message that the process ended by an error. It unwinds before, and may save its state.
 const UNCAUGHT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ const MAX_EARLIER_AGE: Duration = Duration::from_secs(360);
 #[derive(Clone, Debug)]
 pub struct PendingCudaOom {
     pub(super) event: CudaOom,
-    process: ProcessKey,
+    process: ProcessId,
     number: u64,
     since: Timestamp,
 }
@@ -125,7 +125,7 @@ impl Reconciler {
         CudaOom {
             id: 0,
             at,
-            pid: oom.process.map(|(pid, _)| pid),
+            pid: oom.process.map(|process| process.pid),
             rank: oom.rank,
             gpu: gpu.map(|gpu| Arc::clone(&gpu.index)).unwrap_or_default(),
             gpu_uuid: gpu.map(|gpu| Arc::clone(&gpu.uuid)).unwrap_or_default(),

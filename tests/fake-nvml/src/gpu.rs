@@ -59,8 +59,6 @@ pub struct Gpu {
     pub processes: Vec<Process>,
     /// For `nvmlDeviceGetProcessUtilization`; not supported in MIG mode.
     pub utilization_samples: Vec<UtilizationSample>,
-    /// By pid; `None` while accounting mode is off.
-    pub accounting: Option<BTreeMap<u32, Accounting>>,
     /// `None` while MIG mode is off.
     pub mig: Option<Vec<MigDevice>>,
     /// For `nvmlDeviceGetFieldValues`, by field id. A field that is not listed is not supported.
@@ -101,7 +99,6 @@ impl Default for Gpu {
             nvlinks: Vec::new(),
             processes: Vec::new(),
             utilization_samples: Vec::new(),
-            accounting: None,
             mig: None,
             fields: BTreeMap::new(),
             numbers: BTreeMap::new(),
@@ -330,36 +327,6 @@ pub struct UtilizationSample {
     pub memory: u32,
     pub encoder: u32,
     pub decoder: u32,
-}
-
-/// The driver's record of one process, also after its end.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Accounting {
-    /// Per cent; `None` is *not available*.
-    pub gpu_percent: Option<u32>,
-    /// Per cent; `None` is *not available*.
-    pub memory_percent: Option<u32>,
-    /// Peak in bytes; `None` is *not available*.
-    pub max_memory: Option<u64>,
-    /// 0 while the process runs.
-    pub time_ms: u64,
-    /// Microseconds since 1970.
-    pub start_us: u64,
-    pub running: bool,
-}
-
-impl Default for Accounting {
-    fn default() -> Self {
-        Self {
-            gpu_percent: Some(0),
-            memory_percent: Some(0),
-            max_memory: Some(0),
-            time_ms: 0,
-            start_us: 0,
-            running: true,
-        }
-    }
 }
 
 /// A compute instance of a GPU in MIG mode, with its own handle.

@@ -28,8 +28,8 @@ mod script;
 mod state;
 
 pub use gpu::{
-    Accounting, Bar1, Clocks, Ecc, Field, FieldError, FieldKind, Gpu, Memory, MigDevice, NvLink, Pcie,
-    Process, RemappedRows, RetiredPages, TypedField, Utilization, UtilizationSample,
+    Bar1, Clocks, Ecc, Field, FieldError, FieldKind, Gpu, Memory, MigDevice, NvLink, Pcie, Process,
+    RemappedRows, RetiredPages, TypedField, Utilization, UtilizationSample,
 };
 pub use install::FakeNvml;
 pub use script::Step;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use fake_nvml::{
-    Accounting, Ecc, Event, FakeNvml, Field, FieldKind, Memory, MigDevice, Process, RemappedRows,
-    RetiredPages, State, Step, UtilizationSample,
+    Ecc, Event, FakeNvml, Field, FieldKind, Memory, MigDevice, Process, RemappedRows, RetiredPages, State,
+    Step, UtilizationSample,
 };
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::event::EventTypes;
@@ -326,14 +326,12 @@ fn health_readings_come_from_the_state() {
 }
 
 #[test]
-fn utilization_samples_accounting_and_fields_come_from_the_state() {
+fn utilization_samples_and_fields_come_from_the_state() {
     let mut state = State::with_gpus(1);
     let gpu = &mut state.gpus[0];
     let sample =
         |pid, time_us| UtilizationSample { pid, time_us: Some(time_us), sm: 50, ..Default::default() };
     gpu.utilization_samples = vec![sample(1, 1000), sample(2, 2000)];
-    let unknown = Accounting { max_memory: None, running: false, time_ms: 5000, ..Accounting::default() };
-    gpu.accounting = Some(BTreeMap::from([(777, unknown)]));
     gpu.fields = BTreeMap::from([
         (186, Field::from(512_345)),
         (1, Field::typed(FieldKind::U32, 61)),
@@ -344,10 +342,6 @@ fn utilization_samples_accounting_and_fields_come_from_the_state() {
     assert_eq!(device.process_utilization_stats(0).unwrap().len(), 2);
     assert_eq!(device.process_utilization_stats(1000).unwrap()[0].pid, 2);
     assert!(matches!(device.process_utilization_stats(2000), Err(NvmlError::NotFound)));
-    assert!(device.is_accounting_enabled().unwrap());
-    assert_eq!(device.accounting_pids().unwrap(), [777]);
-    let stats = device.accounting_stats_for(777).unwrap();
-    assert_eq!((stats.max_memory_usage, stats.is_running, stats.time), (None, false, 5000));
     let fields = device.field_values_for(&[FieldId(186), FieldId(1), FieldId(2), FieldId(3)]).unwrap();
     let values: Vec<_> = fields.into_iter().map(|field| field.unwrap().value).collect();
     assert!(matches!(values[0], Ok(SampleValue::U64(512_345))));

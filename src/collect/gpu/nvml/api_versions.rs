@@ -6,7 +6,7 @@ use nvml_wrapper::struct_wrappers::device::MemoryInfo;
 
 use super::ffi::{self, Buffer, ProcessListKind, Records};
 
-/// The version to call of each symbol. The newest is tried first; 0: the driver has none.
+/// The version to call of each symbol. The newest is tried first; a list of version 1: the driver has none that is read.
 #[derive(Debug)]
 pub struct ApiVersions {
     lists: [u8; ProcessListKind::ALL.len()],
@@ -52,7 +52,7 @@ impl ApiVersions {
         list: ProcessListKind,
     ) -> Result<Records, NvmlError> {
         let version = &mut self.lists[list as usize];
-        while *version > 0 {
+        while *version >= 2 {
             match ffi::processes(device, list, *version, &mut self.buffer) {
                 Err(error) if is_missing(&error) => *version -= 1,
                 other => return other,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device as NvmlDevice, Nvml};
 
-use super::accounting::Accounting;
 use super::api_versions::ApiVersions;
 use super::health::HealthState;
 use super::library::{field, is_transient};
@@ -14,7 +13,6 @@ use super::processes::{EVERY, Lists};
 use super::utilization::ProcessUtilization;
 use super::{memory, processes};
 use crate::clock::Timestamp;
-use crate::collect::gpu::protocol::EndedProcess;
 use crate::collect::gpu::types::{DeviceMemory, GpuDevice, GpuIdentity, GpuProcess};
 use crate::series::bounded;
 
@@ -31,8 +29,6 @@ pub struct NvmlGpu<'nvml> {
     /// False if a part of its identity could not be read.
     is_identified: bool,
     index: u32,
-    /// Its accounting mode.
-    pub accounting: Accounting,
     mig: Mig<'nvml>,
     lists: Lists,
     /// Its total memory, from the last reading that had it: no process can hold more.
@@ -43,9 +39,6 @@ pub struct NvmlGpu<'nvml> {
 
 /// A memory sample of one device: its identity, its memory, and its processes if they are known.
 pub type MemorySample = (Arc<GpuIdentity>, DeviceMemory, Option<Vec<GpuProcess>>);
-
-/// A full reading of one GPU: the GPU and its MIG instances, and the driver's peaks of processes that have ended.
-pub type FullReading = (Vec<GpuDevice>, Vec<EndedProcess>);
 
 /// Memory, processes, and the lists that contained them.
 type MemoryAndProcesses = (DeviceMemory, Option<Vec<GpuProcess>>, Lists);
@@ -67,7 +60,6 @@ impl<'nvml> NvmlGpu<'nvml> {
             identity: Arc::new(identity),
             is_identified,
             index,
-            accounting: Accounting::default(),
             mig: Mig::default(),
             lists: EVERY,
             total: None,
@@ -76,7 +68,7 @@ impl<'nvml> NvmlGpu<'nvml> {
         })
     }
 
-    /// Reads everything. `position` is the index of the GPU in the list of devices.
+    /// Reads everything: the GPU, and its MIG instances. `position` is the index of the GPU in the list of devices.
     ///
     /// # Errors
     /// The GPU is lost, or the library must be reopened.
@@ -86,7 +78,7 @@ impl<'nvml> NvmlGpu<'nvml> {
         now: Timestamp,
         api_versions: &mut ApiVersions,
         read_errors: &mut Vec<&'static str>,
-    ) -> Result<FullReading, NvmlError> {
+    ) -> Result<Vec<GpuDevice>, NvmlError> {
         if !self.is_identified {
             let (identity, is_identified) = identify(&self.handle, self.index, read_errors)?;
             if *self.identity != identity {
@@ -103,21 +95,12 @@ impl<'nvml> NvmlGpu<'nvml> {
             }
             devices = self.devices(is_mig, position, api_versions, read_errors)?;
         }
-        let mut ended = Vec::new();
         let gpu = &mut devices[0];
         gpu.health = self.health.read(&self.handle, now, read_errors)?;
         if let Some(processes) = &mut gpu.processes {
             self.utilization.read(&self.handle, now, processes, &mut api_versions.buffer, read_errors)?;
-            let peaks = self.accounting.read(&self.handle, now, processes, gpu.memory.total, read_errors)?;
-            let ended_process = |(pid, start_us, peak)| EndedProcess {
-                gpu_uuid: Arc::clone(&self.identity.uuid),
-                pid,
-                start_us,
-                peak,
-            };
-            ended = peaks.into_iter().map(ended_process).collect();
         }
-        Ok((devices, ended))
+        Ok(devices)
     }
 
     /// Reads memory and processes of the GPU and its instances, and whether they contradict each other.

@@ -121,7 +121,8 @@ pub fn address(device: &NvmlDevice<'_>) -> usize {
     unsafe { device.handle() }.addr()
 }
 
-/// Reads one list of processes, by the symbol of this version: 3, 2, or 1.
+/// Reads one list of processes, by the symbol of this version: 3 or 2. The first one, of drivers before R450, has shorter
+/// records and is not read.
 ///
 /// # Errors
 /// `FailedToLoadSymbol` or `FunctionNotFound` where the driver does not have this version.
@@ -142,27 +143,20 @@ pub fn processes(
     }
     let count = match (list, version) {
         (ProcessListKind::Compute, 3) => read_list!(nvmlDeviceGetComputeRunningProcesses_v3),
-        (ProcessListKind::Compute, 2) => read_list!(nvmlDeviceGetComputeRunningProcesses_v2),
-        (ProcessListKind::Compute, _) => read_list!(nvmlDeviceGetComputeRunningProcesses),
+        (ProcessListKind::Compute, _) => read_list!(nvmlDeviceGetComputeRunningProcesses_v2),
         (ProcessListKind::Graphics, 3) => read_list!(nvmlDeviceGetGraphicsRunningProcesses_v3),
-        (ProcessListKind::Graphics, 2) => read_list!(nvmlDeviceGetGraphicsRunningProcesses_v2),
-        (ProcessListKind::Graphics, _) => read_list!(nvmlDeviceGetGraphicsRunningProcesses),
+        (ProcessListKind::Graphics, _) => read_list!(nvmlDeviceGetGraphicsRunningProcesses_v2),
         (ProcessListKind::Mps, 3) => read_list!(nvmlDeviceGetMPSComputeRunningProcesses_v3),
-        (ProcessListKind::Mps, 2) => read_list!(nvmlDeviceGetMPSComputeRunningProcesses_v2),
-        (ProcessListKind::Mps, _) => read_list!(nvmlDeviceGetMPSComputeRunningProcesses),
+        (ProcessListKind::Mps, _) => read_list!(nvmlDeviceGetMPSComputeRunningProcesses_v2),
     };
-    Ok(records(&buffer.bytes(), count, version))
+    Ok(records(&buffer.bytes(), count))
 }
 
-/// Parses the records of a buffer. A record has 16 bytes in the first version, otherwise 24, or 32 with some R535
-/// drivers.
-fn records(bytes: &[u8], count: usize, version: u8) -> Records {
+/// Parses the records of a buffer. A record has 24 bytes, or 32 with some R535 drivers.
+fn records(bytes: &[u8], count: usize) -> Records {
     let written = bytes.iter().rposition(|byte| *byte != UNTOUCHED).map_or(0, |last| last + 1);
-    let size = match version {
-        1 => 16,
-        _ if written > count * 24 && written <= count * RECORD_BYTES => RECORD_BYTES,
-        _ => 24,
-    };
+    let is_long = written > count * 24 && written <= count * RECORD_BYTES;
+    let size = if is_long { RECORD_BYTES } else { 24 };
     let record = |bytes: &[u8]| {
         let used = number(bytes, 8);
         NvmlProcess { pid: number(bytes, 0) as u32, used: (used != NOT_AVAILABLE).then_some(used) }
@@ -384,12 +378,12 @@ mod tests {
         let processes = [(11, 100), (12, u64::MAX), (13, 300)];
         let wanted =
             processes.map(|(pid, used)| NvmlProcess { pid, used: (used != u64::MAX).then_some(used) });
-        for (size, version) in [(16, 1), (24, 2), (24, 3), (32, 3)] {
-            let found = records(&written(size, &processes), 3, version);
-            assert_eq!(found.records, wanted, "{size} bytes, v{version}");
-            assert!(found.is_layout_known, "{size} bytes, v{version}");
+        for size in [24, 32] {
+            let found = records(&written(size, &processes), 3);
+            assert_eq!(found.records, wanted, "{size} bytes");
+            assert!(found.is_layout_known, "{size} bytes");
         }
-        assert_eq!(records(&written(24, &[]), 0, 3).records, []);
-        assert!(!records(&written(40, &processes), 3, 3).is_layout_known, "a layout of a later driver");
+        assert_eq!(records(&written(24, &[]), 0).records, []);
+        assert!(!records(&written(40, &processes), 3).is_layout_known, "a layout of a later driver");
     }
 }

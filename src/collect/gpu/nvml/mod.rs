@@ -8,7 +8,6 @@
 //!
 //! Runs in the NVML process only. Not here: the owners of processes and what lasts longer than a session (`assembler`).
 
-mod accounting;
 mod device;
 mod api_versions;
 mod events;
@@ -26,7 +25,7 @@ use std::sync::Arc;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-use super::protocol::{DriverReading, DriverSample, DriverVersions, EndedProcess, SampledDevice};
+use super::protocol::{DriverReading, DriverSample, DriverVersions, SampledDevice};
 use super::types::GpuDevice;
 use crate::clock::Timestamp;
 use crate::host::READ_ERROR_REASONS;
@@ -78,10 +77,7 @@ impl<'nvml> Session<'nvml> {
         let mut read_errors = Vec::new();
         for index in 0..count {
             match self.read_gpu(index, reading.devices.len(), now, &mut read_errors) {
-                Ok((devices, ended)) => {
-                    reading.devices.extend(devices);
-                    reading.ended.extend(ended);
-                }
+                Ok(devices) => reading.devices.extend(devices),
                 Err(error) if library::is_library_error(&error) => return Err(error),
                 Err(error) => {
                     if let Some(lost) = self.gpus.remove(&index) {
@@ -95,8 +91,6 @@ impl<'nvml> Session<'nvml> {
         self.events.register(self.nvml, now, self.gpus.values());
         let uuids = self.gpus.values().map(|gpu| &gpu.identity.uuid);
         reading.registered = uuids.filter(|uuid| self.events.is_registered(uuid)).cloned().collect();
-        reading.has_accounting = self.gpus.values().any(|gpu| gpu.accounting.is_on());
-        reading.without_accounting = self.gpus.values().filter(|gpu| gpu.accounting.could_be_on()).count();
         reading.read_errors = READ_ERROR_REASONS
             .map(|reason| read_errors.iter().filter(|error| **error == reason).count() as u32);
         Ok(reading)
@@ -108,7 +102,7 @@ impl<'nvml> Session<'nvml> {
         position: usize,
         now: Timestamp,
         read_errors: &mut Vec<&'static str>,
-    ) -> Result<(Vec<GpuDevice>, Vec<EndedProcess>), NvmlError> {
+    ) -> Result<Vec<GpuDevice>, NvmlError> {
         let gpu = match self.gpus.entry(index) {
             std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::btree_map::Entry::Vacant(new) => {

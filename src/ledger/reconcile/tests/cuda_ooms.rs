@@ -7,7 +7,7 @@ use crate::ledger::exchange::{GpuUse, GpuUser};
 use crate::reporter::message::OomMessage;
 use crate::reporter::ooms::ReportedOom;
 
-const PROCESS: (u32, u64) = (70, 7_000);
+const PROCESS: crate::host::process::ProcessId = crate::host::process::ProcessId::new(70, 7_000);
 
 /// Reports an error of container `letter`.
 fn oom(story: &mut Story, letter: char, at: f64, message: OomMessage) {

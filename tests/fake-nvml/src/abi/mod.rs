@@ -7,7 +7,6 @@
 //! The order of checks in a call: it is counted, hangs, waits, is missing in the driver, fails by injection; then
 //! *uninitialised*, an invalid handle, a lost GPU, a failure injected into that GPU; then its result.
 
-mod accounting;
 mod device;
 mod events;
 mod fields;
@@ -69,7 +68,6 @@ use entry_points;
 /// The names of all entry points.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     let by_file = [
-        accounting::NAMES,
         device::NAMES,
         events::NAMES,
         fields::NAMES,

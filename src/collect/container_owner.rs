@@ -1,32 +1,20 @@
-//! A process that is read later on another thread, when its pid may have been reused, and whose read that is.
+//! Whose read it is, where a process is read on another thread.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use crate::discover::{Container, ContainerId};
 use crate::host::read_pool::ReadOwner;
-use crate::host::{Dir, ReadError};
 use crate::parse::container_id;
-use crate::parse::process::Stat;
-
-/// A process, identified by pid and start time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Target {
-    /// Its pid in the initial pid namespace.
-    pub pid: u32,
-    /// Its start in clock ticks since boot.
-    pub start_ticks: u64,
-}
 
 /// The container whose processes are read. Its group is its pod, or the container that it is inside of, or itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct TargetOwner {
+pub struct ContainerOwner {
     /// The container.
     pub id: ContainerId,
     group: Arc<str>,
 }
 
-impl TargetOwner {
+impl ContainerOwner {
     /// Returns the owner of reads of a container's processes.
     pub fn of(container: &Container) -> Self {
         let id = container.id.clone();
@@ -41,35 +29,9 @@ impl TargetOwner {
     }
 }
 
-impl ReadOwner for TargetOwner {
+impl ReadOwner for ContainerOwner {
     fn group(&self) -> &str {
         &self.group
-    }
-}
-
-impl Target {
-    /// Opens the procfs directory of this process.
-    ///
-    /// # Errors
-    /// [`ReadError::Gone`] if it ended, also if its pid was reused.
-    pub fn open(self, proc: &Path, buffer: &mut Vec<u8>) -> Result<Dir, ReadError> {
-        let dir = Dir::open(&proc.join(self.pid.to_string()))?;
-        self.check(&dir, buffer)?;
-        Ok(dir)
-    }
-
-    /// Checks that a procfs directory is that of this process.
-    ///
-    /// # Errors
-    /// As [`Target::open`].
-    pub fn check(self, dir: &Dir, buffer: &mut Vec<u8>) -> Result<(), ReadError> {
-        let stat = dir.file("stat")?.read_once(buffer).map(Stat::parse)?;
-        let stat = stat.ok_or_else(|| ReadError::malformed("stat"))?;
-        if stat.start_ticks == self.start_ticks {
-            Ok(())
-        } else {
-            Err(ReadError::Gone(format!("process {}", self.pid)))
-        }
     }
 }
 
@@ -82,9 +44,9 @@ mod tests {
     fn group_is_the_pod_or_the_outermost_container() {
         let [outer, inner] = ["a", "b"].map(|digit| digit.repeat(64));
         let plain = Container::in_cgroup(&inner, &format!("docker/{outer}/docker/{inner}"));
-        assert_eq!(TargetOwner::of(&plain).group(), inner, "the outer one is not shown");
+        assert_eq!(ContainerOwner::of(&plain).group(), inner, "the outer one is not shown");
         let nested = Container { nested: true, ..Container::clone(&plain) };
-        assert_eq!(TargetOwner::of(&nested).group(), outer);
+        assert_eq!(ContainerOwner::of(&nested).group(), outer);
         let pod = Pod {
             namespace: "n".into(),
             name: "p".into(),
@@ -96,6 +58,6 @@ mod tests {
             memory_min_bytes: None,
         };
         let in_pod = Container { pod: Some(Arc::new(pod)), ..nested };
-        assert_eq!(TargetOwner::of(&in_pod).group(), "u");
+        assert_eq!(ContainerOwner::of(&in_pod).group(), "u");
     }
 }

@@ -1,15 +1,15 @@
-//! State that is shared with the thread that supervises the NVML process: release requests, the result of opening the
-//! driver, the newest reading, and how often the process was replaced.
+//! State that is shared with the thread that supervises the NVML process: its output, release requests, the result of opening
+//! the driver, and how often the process was replaced.
 //!
 //! Releasing the driver is for maintenance: a driver cannot be unloaded or replaced while a program has it open.
 //! `memledger release-gpu`, `POST /-/release-gpu` or SIGUSR1 requests a release. memledger then ends the NVML process, the GPU
 //! families become absent, and after a configured time memledger starts another.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::GpuReading;
 use super::probe::NvmlProbe;
+use super::reader_output::SharedOutput;
 use crate::catalog::{GPU_DRIVER_PROCESS_RESTARTS, GPU_UNKILLABLE_DRIVER_PROCESSES};
 use crate::clock::Timestamp;
 use crate::host::Waker;
@@ -33,13 +33,15 @@ const FAILURES: [&str; 4] = ["ended", "timeout", "invalid_message", "driver"];
 
 /// The state that requests, the supervising thread and the cycle share.
 #[derive(Debug, Default)]
-pub struct DriverRelease {
-    state: Mutex<ReleaseState>,
+pub struct DriverState {
+    /// What the thread has read.
+    pub output: SharedOutput,
+    state: Mutex<ProcessState>,
     waker: Waker,
 }
 
 #[derive(Debug, Default)]
-struct ReleaseState {
+struct ProcessState {
     until: Option<Timestamp>,
     is_stopping: bool,
     /// NVML processes that run, including those that cannot be killed.
@@ -49,11 +51,9 @@ struct ReleaseState {
     is_expected: bool,
     restarts: [u64; FAILURES.len()],
     probe_result: Option<Result<NvmlProbe, String>>,
-    /// The newest full reading; `None` while no NVML process runs.
-    latest: Option<Arc<GpuReading>>,
 }
 
-impl DriverRelease {
+impl DriverState {
     /// Requests that the driver be released for this time.
     pub fn request(&self, now: Timestamp, duration: Duration) {
         self.lock().until = Some(now.plus(duration));
@@ -118,19 +118,6 @@ impl DriverRelease {
     pub(super) fn set_processes(&self, running: usize, unkillable: usize) {
         let mut state = self.lock();
         (state.running, state.unkillable) = (running, unkillable);
-        if running == 0 {
-            state.latest = None;
-        }
-    }
-
-    /// Returns the newest full reading, however old; `None` while no NVML process runs.
-    pub fn latest(&self) -> Option<Arc<GpuReading>> {
-        self.lock().latest.clone()
-    }
-
-    /// Records the newest full reading.
-    pub(super) fn set_latest(&self, latest: Arc<GpuReading>) {
-        self.lock().latest = Some(latest);
     }
 
     /// Returns true once memledger stops.
@@ -143,7 +130,7 @@ impl DriverRelease {
         &self.waker
     }
 
-    fn lock(&self) -> MutexGuard<'_, ReleaseState> {
+    fn lock(&self) -> MutexGuard<'_, ProcessState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
