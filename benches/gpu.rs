@@ -14,10 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fake_nvml::{FakeNvml, Process, State};
-use memledger::collect::gpu::protocol::{
-    Channel, DriverReading, DriverSample, Request, Response, SampledDevice,
-};
-use memledger::collect::gpu::{GpuDevice, GpuIdentity, GpuProcess};
+use memledger::gpu::protocol::{Channel, DriverReading, DriverSample, Request, Response, SampledDevice};
+use memledger::gpu::{GpuDevice, GpuIdentity, GpuProcess};
 
 const GPUS: u64 = 8;
 const PROCESSES: usize = 100;

@@ -6,7 +6,7 @@
 //!             kernel files    Docker, Podman, CRI        NVML
 //!                  |                  |                    |
 //!                  v                  v                    v
-//!  foundations: clock  text  catalog  parse  series  host  config
+//!  foundations: clock  text  catalog  parse  series  stats  host  config
 //!                                |
 //!            discover   lists the containers and finds their cgroups
 //!                                |
@@ -14,13 +14,15 @@
 //!                                |
 //!            container_logs   finds CUDA out-of-memory errors in logs of containers, if that is wanted
 //!                                |
-//!            collect    reads the kernel and the GPU drivers, one file per source
+//!            gpu        reads the GPU drivers: NVML in a process of its own, amdgpu
+//!                                |
+//!            collect    reads the kernel, and exports what was read of GPUs, one collector a file
 //!                                |
 //!            attribute  assigns each process a container and a role: trainer, worker, other
 //!                                |
 //!            events     what is kept and explained: kills, exits, errors of GPUs
 //!                                |
-//!            gpu        keeps the peaks and the errors of GPUs over cycles
+//!            gpu_state  keeps the peaks and the errors of GPUs over cycles
 //!                                |
 //!            runs       what each run needed: peaks, records, and advice from them
 //!                                |
@@ -51,15 +53,17 @@ pub mod text;
 pub mod catalog;
 pub mod parse;
 pub mod series;
+pub mod stats;
 pub mod host;
 pub mod config;
 pub mod discover;
 pub mod reporter;
 pub mod container_logs;
+pub mod gpu;
 pub mod collect;
 pub mod attribute;
 pub mod events;
-pub mod gpu;
+pub mod gpu_state;
 pub mod runs;
 pub mod ledger;
 pub mod explain;

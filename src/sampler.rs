@@ -14,19 +14,19 @@ use crate::attribute::inside::InsideView;
 use crate::attribute::{Attribution, GpuHolders, attribute};
 use crate::catalog::*;
 use crate::clock::Timestamp;
-use crate::collect::gpu::DriverState;
-use crate::collect::http_stats::HttpStats;
-use crate::collect::otlp_stats::OtlpStats;
 use crate::collect::{self, CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::config::Config;
 use crate::container_logs::ContainerLogs;
 use crate::discover::{ConnectionState, Hierarchy, InventoryUpdate, Registry, RuntimeState};
+use crate::gpu::DriverState;
 use crate::host::{HostPaths, panics};
 use crate::ledger::Ledger;
 use crate::ledger::exchange::SharedState;
 use crate::reporter::ReporterState;
 use crate::series::{Label, Series};
 use crate::snapshot::{Dropped, Snapshot, finish};
+use crate::stats::http_stats::HttpStats;
+use crate::stats::otlp_stats::OtlpStats;
 
 use stalled::IndependentSources;
 

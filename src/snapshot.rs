@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::attribute::ContainerProcess;
 use crate::catalog::{CATALOG, FamilyId};
 use crate::clock::Timestamp;
-use crate::collect::gpu;
 use crate::discover::Container;
+use crate::gpu;
 use crate::series::{Row, Series, labels_of};
 
 /// One finished cycle.

@@ -4,9 +4,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 
 use memledger::clock::Timestamp;
-use memledger::collect::kernel_log::{KernelLog, LogBackend, LogEntry};
-use memledger::collect::vmstat_oom::OomCounter;
 use memledger::host::HostPaths;
+use memledger::ledger::sources::kernel_log::{KernelLog, LogBackend, LogEntry};
+use memledger::ledger::sources::vmstat_oom::OomCounter;
 use memledger::parse::kernel_log::{Killed, Line, OomContext};
 
 use crate::support::cgroups::{TestCgroup, new_id};

@@ -1,7 +1,7 @@
 //! The generated documents match the tables.
 
 use memledger::catalog::FamilyId;
-use memledger::collect::gpu::device_metrics::{KNOWN_XIDS, XidClass};
+use memledger::gpu::device_metrics::{KNOWN_XIDS, XidClass};
 
 use crate::support::golden;
 

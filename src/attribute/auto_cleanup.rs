@@ -61,7 +61,7 @@ mod tests {
 
     use super::*;
     use crate::attribute::inside::tests::{cycle_data, on_gpu};
-    use crate::collect::gpu::DeviceMemory;
+    use crate::gpu::DeviceMemory;
     use crate::host::process::ProcessId;
     use crate::reporter::message::{Hello, Sample, normalized_uuid};
     use crate::reporter::reports::Reports;

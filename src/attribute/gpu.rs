@@ -10,9 +10,9 @@ use std::sync::Arc;
 use super::roles::{GpuEvidence, Role};
 use crate::catalog::*;
 use crate::clock::Timestamp;
-use crate::collect::gpu::{DeviceSample, GpuDevice, GpuProcess, GpuSample, PidTrust};
 use crate::collect::{Context, CycleData};
 use crate::discover::{ContainerId, Inventory};
+use crate::gpu::{DeviceSample, GpuDevice, GpuProcess, GpuSample, PidTrust};
 use crate::host::process::{ProcessFacts, ProcessId};
 use crate::series::{Label, NONE, Series};
 
@@ -295,8 +295,8 @@ fn write_processes(series: &mut Series, processes: &mut [DeviceProcess]) {
 mod tests {
     use super::*;
     use crate::clock::Timestamp;
-    use crate::collect::gpu::{DeviceMemory, GpuIdentity, GpuReading, MigInstance};
     use crate::discover::Container;
+    use crate::gpu::{DeviceMemory, GpuIdentity, GpuReading, MigInstance};
     use proptest::prelude::*;
 
     const A: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";

@@ -5,9 +5,9 @@
 //! device files. A GPU of AMD is identified by its address on the PCI bus. A name that matches no device of this cycle has no series.
 
 use crate::catalog::*;
-use crate::collect::gpu::GpuDevice;
 use crate::collect::{Context, CycleData};
 use crate::discover::cri::pod_resources::DeviceFile;
+use crate::gpu::GpuDevice;
 use crate::series::Series;
 
 /// Docker's name for all GPUs.
@@ -49,7 +49,7 @@ fn matches_device(name: &str, device: &GpuDevice, is_split: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::gpu::{GpuIdentity, MigInstance};
+    use crate::gpu::{GpuIdentity, MigInstance};
     use std::sync::Arc;
 
     #[test]

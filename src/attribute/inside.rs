@@ -298,8 +298,8 @@ fn write_operations(container: u32, reports: &ContainerReports, series: &mut Ser
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::collect::gpu::{GpuDevice, GpuReading};
     use crate::discover::ContainerId;
+    use crate::gpu::{GpuDevice, GpuReading};
     use crate::reporter::message::{Hello, Sample};
     use proptest::prelude::*;
 

@@ -19,10 +19,10 @@ use bollard::query_parameters::{EventsOptions, ListContainersOptions};
 use futures_util::StreamExt;
 
 use crate::clock::Timestamp;
-use crate::collect::gpu::DriverState;
 use crate::config::{self, Config, RuntimeEndpoint};
 use crate::discover::cgroup_tree::CgroupTree;
 use crate::discover::{Hierarchy, Version, docker};
+use crate::gpu::DriverState;
 use crate::host::KernelFile;
 use crate::text::error_chain;
 

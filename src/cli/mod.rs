@@ -27,8 +27,8 @@ use tracing_subscriber::filter::{FilterExt, LevelFilter, Targets, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::collect::gpu::driver_process;
 use crate::config::{Config, ConfigError, OtlpSettings, arguments};
+use crate::gpu::driver_process;
 use crate::otlp::traces::{self, SpanQueue};
 
 /// Exit status of an invalid command line or setting, the same as clap's.

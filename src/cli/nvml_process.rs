@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit};
 
-use crate::collect::gpu::driver_process;
+use crate::gpu::driver_process;
 use crate::host::{capabilities, signals};
 
 /// Maximum size of private writable memory, so that a library that grows ends this process and not the container or the

@@ -15,9 +15,9 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::clock::Timestamp;
-use crate::collect::gpu::DriverState;
 use crate::config::Config;
 use crate::container_logs;
+use crate::gpu::DriverState;
 use crate::host::capabilities;
 use crate::host::panics::{essential, log_panics};
 use crate::http::{AccessControl, SnapshotCache, router, stale_after};

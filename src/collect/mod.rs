@@ -7,18 +7,13 @@
 pub mod cgroup;
 mod cgroup_limits;
 mod container_cpu;
-pub mod amdgpu;
-pub mod http_stats;
-pub mod gpu;
+mod amdgpu;
+mod gpu_readings;
+mod nvml;
 pub mod host;
-pub mod kernel_log;
-pub mod cgroup_oom_events;
-pub mod vmstat_oom;
 pub mod self_metrics;
-pub mod cgroup_namespace;
 pub mod process;
 pub mod pss;
-pub mod otlp_stats;
 pub mod memory_headroom;
 pub mod shm;
 mod container_owner;
@@ -30,6 +25,7 @@ use std::time::Duration;
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::discover::{ContainerId, Hierarchy, Inventory};
+use crate::gpu;
 use crate::host::{HostPaths, READ_ERROR_REASONS, ReadError};
 use crate::reporter::reports::Reports;
 use crate::series::Series;
@@ -157,7 +153,7 @@ pub fn all(
         Box::new(process::ProcessTable::default()),
         Box::new(shm::SharedMemory::default()),
         Box::new(pss::Pss::new(config.pss_interval)),
-        Box::new(gpu::GpuCollector::new(&config.gpu, Arc::clone(driver_state))),
+        Box::new(nvml::GpuCollector::new(&config.gpu, Arc::clone(driver_state))),
         Box::new(amdgpu::AmdGpu::new(&config.gpu, Arc::clone(amdgpu_output))),
     ];
     every.into_iter().filter(|collector| config.collectors.contains(collector.name())).collect()

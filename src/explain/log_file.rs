@@ -5,10 +5,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::collect::kernel_log::LogEntry;
 use crate::discover::{PathOwner, owner_of_paths};
 use crate::events::{ContainerRef, Identity, Kill, KillOwner};
 use crate::ledger::reconcile::complete_report as complete;
+use crate::ledger::sources::kernel_log::LogEntry;
 use crate::parse::container_id;
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 use crate::parse::kernel_log::text_log::TextLine;

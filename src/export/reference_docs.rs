@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use crate::catalog::{FamilyId, MetricKind, MetricScope};
-use crate::collect::gpu::device_metrics::{KNOWN_XIDS, XidClass};
 use crate::config::SETTINGS;
 use crate::export::otlp_naming;
+use crate::gpu::device_metrics::{KNOWN_XIDS, XidClass};
 
 /// Returns the text of `docs/metrics.md`.
 pub fn metrics() -> String {

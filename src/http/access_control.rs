@@ -22,9 +22,9 @@ use super::basic_auth::{AuthOutcome, BasicAuth, Credentials};
 use super::limits::{ClientLimit, Permit, RateLimiter};
 use super::tls::ConfigFiles;
 use crate::clock::Timestamp;
-use crate::collect::http_stats::{HttpStats, RejectReason};
 use crate::config::web::{ClientAuth, TlsVersion};
 use crate::config::{Config, ConfigError, HttpLimits};
+use crate::stats::http_stats::{HttpStats, RejectReason};
 use crate::text::error_chain;
 
 /// How often the configuration files are read.

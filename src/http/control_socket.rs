@@ -25,11 +25,11 @@ use super::access_control::{AccessControl, Peer};
 use super::server::{ConnectionHandle, serve_http};
 use super::timeouts::{ConnectionClock, TimedStream};
 use crate::clock::Timestamp;
-use crate::collect::http_stats::RejectReason;
 use crate::config::LocalSettings;
 use crate::host::{Dir, unix_peer};
 use crate::parse::container_id;
 use crate::parse::lines;
+use crate::stats::http_stats::RejectReason;
 
 /// Maximum open connections of admitted processes, and of refused ones, which wait for their response.
 const MAX_CONNECTIONS: usize = 16;

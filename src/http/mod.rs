@@ -47,13 +47,13 @@ pub use snapshot_cache::{RenderedSnapshot, SnapshotCache};
 use tokio::sync::Semaphore;
 
 use crate::clock::Timestamp;
-use crate::collect::gpu::DriverState;
-use crate::collect::http_stats::RejectReason;
 use crate::config::Config;
 use crate::discover::Container;
 use crate::export::prometheus;
+use crate::gpu::DriverState;
 use crate::ledger::store::EventReader;
 use crate::reporter::ReporterState;
+use crate::stats::http_stats::RejectReason;
 use crate::text::nearest;
 
 /// Time that a cycle may take: if none has finished for longer than this and the interval, sampling hangs.

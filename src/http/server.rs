@@ -35,7 +35,7 @@ use tracing::Instrument;
 use super::access_control::{AccessControl, Peer, SecurityConfig};
 use super::timeouts::{ConnectionClock, Phase, RESPONSE_TIMEOUT, TimedStream};
 use super::{CurrentRoutes, RequestPermit};
-use crate::collect::http_stats::RejectReason;
+use crate::stats::http_stats::RejectReason;
 use crate::text::first_chars;
 
 /// Largest request head in bytes, its URL included, and the most headers.

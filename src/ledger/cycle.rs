@@ -13,12 +13,12 @@ use super::totals;
 use crate::attribute::Attribution;
 use crate::catalog::*;
 use crate::clock::Timestamp;
-use crate::collect::gpu::GpuDevice;
 use crate::collect::{Context, CycleData};
 use crate::discover::{Container, Identity};
-use crate::gpu::peaks::GpuPeaks;
-use crate::gpu::xid_dedup::XidDedup;
-use crate::gpu::xids::{ReportedXid, XidCounts};
+use crate::gpu::GpuDevice;
+use crate::gpu_state::peaks::GpuPeaks;
+use crate::gpu_state::xid_dedup::XidDedup;
+use crate::gpu_state::xids::{ReportedXid, XidCounts};
 use crate::runs::peaks::RunPeaksTable;
 use crate::series::Series;
 

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use super::interval::Written;
 use crate::clock::Timestamp;
-use crate::collect::kernel_log::LogEntry;
 use crate::discover::{ContainerId, Inventory};
 use crate::events::{ExitReason, GpuError, Identity};
 use crate::host::Waker;
 use crate::host::process::ProcessId;
+use crate::ledger::sources::kernel_log::LogEntry;
 use crate::parse::kernel_log::{Line, Xid};
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage::ContainerUsage;
@@ -299,7 +299,7 @@ impl SharedState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::kernel_log::LogPosition;
+    use crate::ledger::sources::kernel_log::LogPosition;
 
     #[test]
     fn figures_of_a_ledger_that_hangs_have_no_source_that_is_up() {

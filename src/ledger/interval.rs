@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{ClockStep, Timestamp};
-use crate::collect::kernel_log::LogEntry;
+use crate::ledger::sources::kernel_log::LogEntry;
 use crate::parse::kernel_log::Line;
 
 /// Largest difference between two clocks of the host at the same moment, in seconds: between a stamp of the kernel and
@@ -172,7 +172,7 @@ impl LogClock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::kernel_log::LogPosition;
+    use crate::ledger::sources::kernel_log::LogPosition;
     use crate::parse::kernel_log::Killed;
 
     /// Returns a function that returns a timestamp this many seconds after now, which stays the same.

@@ -15,9 +15,9 @@ use super::interval::LogClock;
 use super::reconcile::ObservedRecord;
 use super::victim_probe::VictimProbe;
 use crate::clock::Timestamp;
-use crate::collect::kernel_log::{KernelLog, LogEntry, LogPosition};
 use crate::host::ReadError;
 use crate::host::panics::run_essential;
+use crate::ledger::sources::kernel_log::{KernelLog, LogEntry, LogPosition};
 use crate::parse::kernel_log::kills::KillAssembler;
 
 /// Maximum number of buffered entries; further ones stay in the kernel's own buffer.
@@ -56,7 +56,7 @@ pub struct KmsgBatch {
     pub records: Vec<ObservedRecord>,
     /// Records were overwritten before they were read.
     pub lost: bool,
-    /// The log went back to an earlier state, see [`crate::collect::kernel_log::LogBatch`].
+    /// The log went back to an earlier state, see [`crate::ledger::sources::kernel_log::LogBatch`].
     pub rewound: bool,
     /// Position up to which the log was read.
     pub position: LogPosition,

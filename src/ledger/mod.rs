@@ -26,6 +26,7 @@ mod kmsg_reader;
 pub mod reconcile;
 pub mod run;
 pub mod service;
+pub mod sources;
 pub mod store;
 pub mod totals;
 pub mod victim_probe;

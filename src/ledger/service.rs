@@ -22,13 +22,13 @@ use super::store::{EventReader, Store, StoreError};
 use super::victim_probe::VictimProbe;
 use super::writer::{LedgerWriter, event_reader};
 use crate::clock::Timestamp;
-use crate::collect::cgroup_oom_events::CgroupCounters;
-use crate::collect::kernel_log::{KernelLog, LogBackend, LogPosition};
-use crate::collect::vmstat_oom::OomCounter;
 use crate::config::{Config, KernelLogChoice};
 use crate::container_logs::ContainerLogs;
 use crate::discover::{ConnectionState, ContainerId, EventKind, Hierarchy, RuntimeEvent, RuntimeState};
 use crate::host::panics::run_essential;
+use crate::ledger::sources::cgroup_oom_events::CgroupCounters;
+use crate::ledger::sources::kernel_log::{KernelLog, LogBackend, LogPosition};
+use crate::ledger::sources::vmstat_oom::OomCounter;
 use crate::reporter::ReporterState;
 
 /// Figures are published at least so often: old ones are those of a ledger that hangs.

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 
 use super::interval::Interval;
 use super::reconcile::ProcInfo;
-use crate::collect::cgroup_namespace::CgroupNamespace;
 use crate::discover::{Hierarchy, Version};
 use crate::host::{Dir, HostPaths};
+use crate::ledger::sources::cgroup_namespace::CgroupNamespace;
 use crate::parse::kernel_log::Killed;
 use crate::parse::kernel_log::kills::KillRecord;
 use crate::parse::kernel_log::report::OomReport;

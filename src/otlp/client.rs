@@ -17,9 +17,9 @@ use tonic::transport::{Channel, Endpoint};
 use super::connect::Connector;
 use super::response::{ExportResult, accepted, from_http, from_status, too_long};
 use crate::clock::Timestamp;
-use crate::collect::otlp_stats::OtlpSignal;
 use crate::config::otlp::OtlpTarget;
 use crate::export::gzip;
+use crate::stats::otlp_stats::OtlpSignal;
 use crate::text::error_chain;
 
 /// Largest response that is read, in bytes.

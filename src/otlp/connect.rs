@@ -21,9 +21,9 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 
 use super::{FILE_PERMITS, run_blocking};
-use crate::collect::otlp_stats::OtlpSignal;
 use crate::config::otlp::OtlpTarget;
 use crate::config::pem::{certificates, private_key};
+use crate::stats::otlp_stats::OtlpSignal;
 
 /// Why connecting failed.
 #[derive(Debug, thiserror::Error)]

@@ -14,9 +14,9 @@ use super::response::RejectKind;
 use super::retry::{DeliveryOutcome, RetryingExporter};
 use super::{LEDGER_PERMIT, OtlpContext, run_blocking};
 use crate::clock::Timestamp;
-use crate::collect::otlp_stats::LossReason;
 use crate::events::LedgerEvent;
 use crate::ledger::store::{EventReader, StoreError};
+use crate::stats::otlp_stats::LossReason;
 
 /// How often a change counter is checked for new events.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -13,8 +13,8 @@ use super::metric_batches::MetricBatches;
 use super::retry::{DeliveryOutcome, RetryingExporter};
 use super::temporality::{CounterStates, Origins};
 use crate::clock::Timestamp;
-use crate::collect::otlp_stats::LossReason;
 use crate::http::RenderedSnapshot;
+use crate::stats::otlp_stats::LossReason;
 
 /// How often the first snapshot is checked for.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -103,11 +103,11 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::collect::otlp_stats::{OtlpSignal, OtlpStats};
     use crate::config::otlp::{OtlpEndpoint, OtlpTarget};
     use crate::http::SnapshotCache;
     use crate::series::Series;
     use crate::snapshot::Snapshot;
+    use crate::stats::otlp_stats::{OtlpSignal, OtlpStats};
 
     #[test]
     fn exports_the_partial_snapshot_while_a_cycle_hangs() {

@@ -44,9 +44,9 @@ pub use temporality::{CounterStates, Origins, PendingPoint};
 use traces::SpanQueue;
 
 use crate::clock::Timestamp;
-pub use crate::collect::otlp_stats::{OtlpSignal, OtlpStats};
 use crate::config::OtlpSettings;
 use crate::config::otlp::OtlpTarget;
+pub use crate::stats::otlp_stats::{OtlpSignal, OtlpStats};
 
 use crate::host::panics::run_essential;
 use crate::http::SnapshotCache;

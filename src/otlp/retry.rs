@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use super::client::OtlpClient;
 use super::response::{ExportResult, RejectKind};
 use crate::clock::Timestamp;
-use crate::collect::otlp_stats::{LossReason, OtlpSignal, OtlpStats};
 use crate::config::otlp::OtlpTarget;
+use crate::stats::otlp_stats::{LossReason, OtlpSignal, OtlpStats};
 use crate::text::error_chain;
 
 /// Back-off after the first failure; it doubles with each further one.

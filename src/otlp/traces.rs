@@ -26,7 +26,7 @@ use super::OtlpContext;
 use super::resource::scope;
 use super::retry::{DeliveryOutcome, RetryingExporter};
 use crate::clock::Timestamp;
-use crate::collect::otlp_stats::LossReason;
+use crate::stats::otlp_stats::LossReason;
 
 /// Maximum number of spans that wait; further ones are dropped and counted.
 const MAX_QUEUED: usize = 2_048;

@@ -12,7 +12,7 @@ use crate::clock::Timestamp;
 use crate::collect::{Context, CycleData, cgroup::ContainerMemory};
 use crate::discover::{Container, ContainerId, Identity};
 use crate::events::ContainerRef;
-use crate::gpu::peaks::Peak;
+use crate::gpu_state::peaks::Peak;
 use crate::parse::kubernetes::Qos;
 use crate::series::{Label, Series, bounded};
 

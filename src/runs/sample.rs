@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::catalog::{self, Family};
     use crate::clock::Timestamp;
-    use crate::collect::gpu::{GpuDevice, GpuReading};
+    use crate::gpu::{GpuDevice, GpuReading};
 
     fn two_gpus() -> CycleData {
         let devices = vec![GpuDevice::with_ids("0", "GPU-a"), GpuDevice::with_ids("1", "GPU-b")];

@@ -11,16 +11,16 @@ use std::time::Duration;
 
 use crate::catalog::*;
 use crate::clock::Timestamp;
-use crate::collect::gpu::{self, DriverState, SharedOutput};
-use crate::collect::http_stats::HttpStats;
-use crate::collect::otlp_stats::OtlpStats;
 use crate::collect::self_metrics::SelfMetrics;
 use crate::config::Config;
+use crate::gpu::{self, DriverState, SharedOutput};
 use crate::host::panics;
 use crate::ledger::exchange::SharedState;
 use crate::ledger::write_figures;
 use crate::series::Series;
 use crate::snapshot::{Dropped, Snapshot, finish};
+use crate::stats::http_stats::HttpStats;
+use crate::stats::otlp_stats::OtlpStats;
 
 /// The sources that need no cycle.
 #[derive(Debug)]
@@ -114,7 +114,7 @@ impl IndependentSources {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::gpu::{DeviceMemory, GpuDevice, GpuIdentity, GpuReading};
+    use crate::gpu::{DeviceMemory, GpuDevice, GpuIdentity, GpuReading};
 
     fn reading(source: &'static str, at: Timestamp, total: u64) -> Arc<GpuReading> {
         let memory = DeviceMemory { total: Some(total), ..DeviceMemory::default() };

@@ -6,7 +6,7 @@ use fake_nvml::{
     Clocks, Ecc, Event, Field, FieldKind, Process, RemappedRows, RetiredPages, TypedField, Utilization,
     UtilizationSample,
 };
-use memledger::collect::gpu::device_metrics::KNOWN_XIDS;
+use memledger::gpu::device_metrics::KNOWN_XIDS;
 
 use super::faults::await_success;
 use super::{Driver, GIB, OF_CONTAINER, USED, await_value, gpus, process_in};

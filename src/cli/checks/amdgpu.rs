@@ -1,8 +1,8 @@
 //! The check of GPUs of AMD.
 
 use super::Check;
-use crate::collect::amdgpu;
 use crate::config::Config;
+use crate::gpu::amdgpu;
 
 const LOST: &str = "no memory and no utilisation of GPUs of AMD";
 const LOST_PROCESSES: &str = "all memory of these GPUs stays unattributed";

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::{Check, RESPONSE_TIMEOUT};
-use crate::collect::gpu::{self, DriverState, NvmlProbe, PidTrust};
 use crate::config::Config;
 use crate::discover::{Hierarchy, Version};
+use crate::gpu::{self, DriverState, NvmlProbe, PidTrust};
 
 const NAME: &str = "NVML";
 const LOST: &str = "no GPU memory";

@@ -9,13 +9,13 @@ use std::path::Path;
 use super::directory::{existing, writable};
 use super::{CAP_SYSLOG, Check, Verbosity, has_capability};
 use crate::clock::Timestamp;
-use crate::collect::cgroup_namespace::CgroupNamespace;
-use crate::collect::cgroup_oom_events::CgroupCounters;
-use crate::collect::kernel_log::{KernelLog, LogBackend};
-use crate::collect::vmstat_oom::OomCounter;
 use crate::config::{Config, KernelLogChoice};
 use crate::discover::Hierarchy;
 use crate::host::KernelFile;
+use crate::ledger::sources::cgroup_namespace::CgroupNamespace;
+use crate::ledger::sources::cgroup_oom_events::CgroupCounters;
+use crate::ledger::sources::kernel_log::{KernelLog, LogBackend};
+use crate::ledger::sources::vmstat_oom::OomCounter;
 use crate::ledger::store::{FILE, StoreError, StoreReader};
 use crate::text::error_chain;
 

@@ -11,8 +11,8 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::cli::checks;
-use crate::collect::gpu::DriverState;
 use crate::config::{Config, ConfigError, OtlpSettings};
+use crate::gpu::DriverState;
 use crate::http::{self, AccessControl, ControlSocket, CurrentRoutes};
 
 /// Logs where data goes out, and which settings are ignored.

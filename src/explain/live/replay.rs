@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use super::{SAME_EXIT, event_id};
 use crate::clock::Timestamp;
-use crate::collect::kernel_log::LogPosition;
 use crate::discover::{ContainerId, EventKind, RuntimeEvent};
 use crate::events::{ContainerRef, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope, Victim};
 use crate::ledger::interval::{Interval, MAX_DRIFT, Written};
 use crate::ledger::reconcile::{ObservedRecord, Reconciler, ReconcilerConfig};
 use crate::ledger::run::{SIGKILL_STATUS, STOP_REQUEST_WINDOW};
+use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::store::LedgerState;
 use crate::parse::kernel_log::kills::KillRecord;
 

@@ -1,9 +1,9 @@
 use super::replay::Replay;
 use super::*;
-use crate::collect::kernel_log::LogEntry;
-use crate::collect::kernel_log::LogPosition;
 use crate::ledger::interval::{Interval, Written};
 use crate::ledger::reconcile::ProcInfo;
+use crate::ledger::sources::kernel_log::LogEntry;
+use crate::ledger::sources::kernel_log::LogPosition;
 use crate::parse::kernel_log::Line;
 
 const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{ClockStep, Timestamp};
-use crate::collect::cgroup_oom_events::CounterReading;
 use crate::discover::ContainerId;
 use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
+use crate::ledger::sources::cgroup_oom_events::CounterReading;
 
 #[derive(Debug)]
 struct Counter {

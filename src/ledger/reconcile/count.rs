@@ -12,8 +12,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
-use crate::collect::kernel_log::LogPosition;
 use crate::ledger::interval::{Interval, LOG_DELAY, LogClock};
+use crate::ledger::sources::kernel_log::LogPosition;
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 
 /// How long a record may be missing before it counts as lost. The kernel increments the counter before it logs.

@@ -33,8 +33,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{ClockStep, Timestamp};
-use crate::collect::cgroup_oom_events::CounterReading;
-use crate::collect::kernel_log::LogPosition;
 use crate::config::Filter;
 use crate::discover::{ContainerId, EventKind, RuntimeEvent};
 use crate::events::{GpuError, Kill, KillOwner, LedgerEvent};
@@ -42,6 +40,8 @@ use crate::ledger::container_state::{ContainerState, RunTransition};
 use crate::ledger::container_table::ContainerTable;
 use crate::ledger::exchange::CycleReport;
 use crate::ledger::interval::{Interval, LOG_DELAY, LogClock, Written};
+use crate::ledger::sources::cgroup_oom_events::CounterReading;
+use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::store::{LedgerState, StateKind, WriteBatch};
 use crate::ledger::totals::{CudaOomSource, Total, Totals};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};

@@ -39,10 +39,10 @@ use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 
 use super::*;
-use crate::collect::kernel_log::LogEntry;
 use crate::events::{Exit, ExitReason, Identity, OomScope, Victim};
 use crate::ledger::exchange::ContainerFigures;
 use crate::ledger::interval::{LogClock, Written};
+use crate::ledger::sources::kernel_log::LogEntry;
 use crate::ledger::store::{StateRows, Store};
 use crate::parse::kernel_log::Line;
 use crate::runs::RunRecord;

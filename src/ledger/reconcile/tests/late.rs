@@ -3,12 +3,12 @@
 use super::runs::{ended, record_of};
 use super::story::{KILLED, Story, id, running, stop_request};
 use crate::attribute::Role;
-use crate::collect::kernel_log::LogPosition;
 use crate::collect::process::ResidentMemory;
 use crate::discover::EventKind;
 use crate::events::{ExitReason, KillOwner, PriorUsage, UsageSample};
 use crate::ledger::interval::Interval;
 use crate::ledger::reconcile::ProcInfo;
+use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::totals::Total;
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::story::{Story, id, killed, path};
 use crate::attribute::roles::Role;
-use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::discover::EventKind;
 use crate::events::{OomReport, ReportProcess};
 use crate::ledger::interval::Written;
 use crate::ledger::reconcile::ProcInfo;
+use crate::ledger::sources::kernel_log::{LogEntry, LogPosition};
 use crate::parse::kernel_log::{Line, OomContext};
 use crate::runs::usage::ProcessUsage;
 

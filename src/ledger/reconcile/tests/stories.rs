@@ -2,11 +2,11 @@
 
 use super::figures;
 use super::story::{KILLED, Story, id, killed, path, running, stop_request};
-use crate::collect::kernel_log::LogPosition;
 use crate::config::Filter;
 use crate::discover::{ContainerDetails, EventKind};
 use crate::events::{ExitReason, KillOwner, LedgerEvent, Victim};
 use crate::ledger::reconcile::ProcInfo;
+use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::totals::Total;
 use crate::parse::kernel_log::{Line, OomContext};
 

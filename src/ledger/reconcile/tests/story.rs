@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use super::{MemoryStore, figures};
 use crate::clock::{ClockStep, Timestamp};
-use crate::collect::cgroup_oom_events::CounterReading;
-use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::config::Filter;
 use crate::discover::{
     Container, ContainerDetails, ContainerId, EventKind, Identity, Inventory, RuntimeEvent,
@@ -17,6 +15,8 @@ use crate::events::{Exit, ExitReason, Kill, KillOwner, Victim};
 use crate::ledger::exchange::{CycleReport, GpuUse};
 use crate::ledger::interval::LogClock;
 use crate::ledger::reconcile::{ProcInfo, Reconciler, ReconcilerConfig};
+use crate::ledger::sources::cgroup_oom_events::CounterReading;
+use crate::ledger::sources::kernel_log::{LogEntry, LogPosition};
 use crate::parse::kernel_log::kills::KillAssembler;
 use crate::parse::kernel_log::{Killed, Line, OomContext};
 use crate::runs::RunRecord;

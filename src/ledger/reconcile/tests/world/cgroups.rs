@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::{NAMES, TrueKill, World};
 use crate::attribute::roles::Role;
 use crate::clock::Timestamp;
-use crate::collect::cgroup_oom_events::CounterReading;
 use crate::discover::{Cgroup, Container, Identity, Inventory};
 use crate::ledger::exchange::CycleReport;
+use crate::ledger::sources::cgroup_oom_events::CounterReading;
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
 
 impl World {

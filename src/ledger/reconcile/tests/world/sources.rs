@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::{Ending, Group, NAMES, Runtime, STOP_REQUEST, TrueKill, World};
 use crate::clock::Timestamp;
-use crate::collect::kernel_log::{LogEntry, LogPosition};
 use crate::discover::{ContainerDetails, EventKind, RuntimeEvent};
 use crate::events::OomScope;
 use crate::ledger::reconcile::ProcInfo;
+use crate::ledger::sources::kernel_log::{LogEntry, LogPosition};
 use crate::parse::kernel_log::{Killed, Line, OomContext};
 
 impl World {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::hwmon;
 use super::sysfs::{names, number, text, value};
-use crate::collect::gpu::{DeviceHealth, DeviceMemory, GpuIdentity};
+use crate::gpu::{DeviceHealth, DeviceMemory, GpuIdentity};
 use crate::host::{HostPaths, ReadError};
 use crate::parse::MAX_GPU_MEMORY;
 use crate::series::bounded;

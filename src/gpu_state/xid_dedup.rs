@@ -107,7 +107,7 @@ impl XidDedup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::gpu::{GpuDevice, GpuIdentity, GpuReading, XidCount};
+    use crate::gpu::{GpuDevice, GpuIdentity, GpuReading, XidCount};
 
     /// Returns a cycle in which NVML has counted `count` errors with Xid 79.
     fn cycle_data(now: Timestamp, count: u64) -> CycleData {

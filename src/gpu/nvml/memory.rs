@@ -5,7 +5,7 @@ use nvml_wrapper::error::NvmlError;
 
 use super::api_versions::{ApiVersions, DeviceMemoryInfo};
 use super::library::field;
-use crate::collect::gpu::types::DeviceMemory;
+use crate::gpu::types::DeviceMemory;
 use crate::parse::MAX_GPU_MEMORY;
 
 /// Reads the memory of a device. All values are absent if the device does not report them (unified memory), or reports

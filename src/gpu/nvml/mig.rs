@@ -12,7 +12,7 @@ use super::ffi;
 use super::library::{field, is_transient};
 use super::processes::{EVERY, Lists};
 use crate::clock::{Cadence, Timestamp};
-use crate::collect::gpu::types::{GpuIdentity, MigInstance};
+use crate::gpu::types::{GpuIdentity, MigInstance};
 use crate::series::bounded;
 
 /// `NVML_DEVICE_MIG_ENABLE`.

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::collect::kernel_log::LogEntry;
+use crate::ledger::sources::kernel_log::LogEntry;
 use crate::parse::kernel_log::Line;
 
 /// Returns the record of a kill of pid `sequence`, with the timestamp `sequence` * 1000.
@@ -168,7 +168,7 @@ proptest! {
 
 #[test]
 fn restart_within_a_block_loses_nothing_of_its_report() {
-    let log: &[u8] = include_bytes!("../../../../tests/kernel-logs/v1-6.18-container.kmsg");
+    let log: &[u8] = include_bytes!("../../../../../tests/kernel-logs/v1-6.18-container.kmsg");
     let records: Vec<Vec<u8>> = log.split_inclusive(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
     let kills = |batch: &LogBatch| -> Vec<LogEntry> {
         let is_kill = |entry: &&LogEntry| matches!(entry.line, Line::Killed(_));
@@ -196,7 +196,7 @@ fn restart_within_a_block_loses_nothing_of_its_report() {
 
 #[test]
 fn records_lost_within_a_block_are_not_hidden() {
-    let log: &[u8] = include_bytes!("../../../../tests/kernel-logs/v1-6.18-container.kmsg");
+    let log: &[u8] = include_bytes!("../../../../../tests/kernel-logs/v1-6.18-container.kmsg");
     let records: Vec<Vec<u8>> = log.split_inclusive(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
     for lost in 2..records.len() - 1 {
         let mut reader = KmsgCursor::default();

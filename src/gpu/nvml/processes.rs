@@ -8,7 +8,7 @@ use nvml_wrapper::error::NvmlError;
 use super::api_versions::ApiVersions;
 use super::ffi::{NvmlProcess, ProcessListKind};
 use super::library::{field, is_dropped, is_transient};
-use crate::collect::gpu::types::GpuProcess;
+use crate::gpu::types::GpuProcess;
 use crate::parse::MAX_GPU_MEMORY;
 
 /// Pids are below this (PID_MAX_LIMIT of Linux).

@@ -98,7 +98,7 @@ impl DriverState {
     }
 
     /// Records that this host should have a driver, so that the counters begin at 0.
-    pub(super) fn expect_driver(&self) {
+    pub fn expect_driver(&self) {
         self.lock().is_expected = true;
     }
 

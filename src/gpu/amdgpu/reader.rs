@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::devices::{self, Card};
 use super::kfd::{self, ComputeProcess};
 use crate::clock::Timestamp;
-use crate::collect::gpu::{
+use crate::gpu::{
     DeviceMemory, DeviceSample, GpuDevice, GpuProcess, GpuReading, GpuSample, PidTrust, SharedOutput,
 };
 use crate::host::{HostPaths, ReadError};

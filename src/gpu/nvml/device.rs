@@ -13,7 +13,7 @@ use super::processes::{EVERY, Lists};
 use super::utilization::ProcessUtilization;
 use super::{memory, processes};
 use crate::clock::Timestamp;
-use crate::collect::gpu::types::{DeviceMemory, GpuDevice, GpuIdentity, GpuProcess};
+use crate::gpu::types::{DeviceMemory, GpuDevice, GpuIdentity, GpuProcess};
 use crate::series::bounded;
 
 /// Retries when memory and processes contradict each other.

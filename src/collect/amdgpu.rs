@@ -1,40 +1,19 @@
-//! GPUs of AMD: the memory of each device and of the processes that compute on it, utilization, power and temperatures.
-//!
-//! The drivers report all of it in sysfs: amdgpu in the files of each device ([`devices`]) and its hardware monitor ([`hwmon`]),
-//! the compute driver (KFD) for each process ([`kfd`]). No library and no permission is needed. The metric families are those
-//! of NVML (`collect::gpu`). Processes that only draw are in no file of these: their memory is unattributed.
+//! GPUs of AMD: starts the thread that reads them once there is one, and exports its newest reading.
 //!
 //! On a host without such a GPU the only cost is to list `/sys/class/drm` every ten seconds: there is no thread.
-//!
-//! Not here: attribution of processes to containers, and sums (`attribute`).
-mod devices;
-mod hwmon;
-mod kfd;
-mod reader;
-mod sysfs;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::gpu::{ReadingExport, SharedOutput};
+use super::gpu_readings::ReadingExport;
 use super::{CollectOutcome, Collector, Context, Output};
 use crate::clock::Timestamp;
 use crate::config::GpuSettings;
-use crate::host::{HostPaths, ReadError};
+use crate::gpu::SharedOutput;
+use crate::gpu::amdgpu::{NAME, devices, reader};
 
-/// The collector's name.
-pub const NAME: &str = "amdgpu";
 /// How often to look for a GPU on a host that had none.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Returns the name of each GPU, such as `card0`, for `doctor`.
-///
-/// # Errors
-/// The devices cannot be listed.
-pub fn probe(host_paths: &HostPaths) -> Result<Vec<Arc<str>>, ReadError> {
-    let cards = devices::list(host_paths, &mut Vec::new())?;
-    Ok(cards.iter().map(|card| Arc::clone(&card.identity.index)).collect())
-}
 
 /// The collector of GPUs of AMD.
 #[derive(Debug)]
@@ -117,6 +96,7 @@ impl Collector for AmdGpu {
 mod tests {
     use super::*;
     use crate::discover::Inventory;
+    use crate::host::HostPaths;
 
     fn collect(amd: &mut AmdGpu, now: Timestamp) -> CollectOutcome {
         let folder = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use nvml_wrapper::sys_exports::field_id::*;
 use super::ffi::{self, ALL_LINKS, FieldNumber, FieldQuery};
 use super::library::field;
 use crate::clock::{Cadence, Timestamp};
-use crate::collect::gpu::device_metrics::DeviceHealth;
+use crate::gpu::device_metrics::DeviceHealth;
 
 /// Slow values are read in one of this many readings, and at least once in as many seconds.
 const SLOW_FIELDS_EVERY: u32 = 15;
@@ -28,7 +28,7 @@ const MAX_MEGAHERTZ: u64 = 100_000;
 /// 1,000 W for 300 years; sentinels are above.
 const MAX_MILLIJOULES: u64 = 10_u64.pow(16);
 
-/// Totals over all links, in the order of [`NVLINK_ERRORS`](crate::collect::gpu::device_metrics::NVLINK_ERRORS). The newer
+/// Totals over all links, in the order of [`NVLINK_ERRORS`](crate::gpu::device_metrics::NVLINK_ERRORS). The newer
 /// fields for replay and recovery (161, 162) are of one link only, so they are no substitute.
 const NVLINK_FIELDS: [u32; 5] = [
     NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
@@ -38,7 +38,7 @@ const NVLINK_FIELDS: [u32; 5] = [
     NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL,
 ];
 
-/// KiB of data over all NVLinks, in the order of [`DIRECTIONS`](crate::collect::gpu::device_metrics::DIRECTIONS), without the
+/// KiB of data over all NVLinks, in the order of [`DIRECTIONS`](crate::gpu::device_metrics::DIRECTIONS), without the
 /// protocol's overhead.
 const NVLINK_DATA_FIELDS: [u32; 2] =
     [NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX];

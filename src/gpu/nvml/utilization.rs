@@ -11,7 +11,7 @@ use nvml_wrapper::error::NvmlError;
 use super::ffi::{self, Buffer};
 use super::library::field;
 use crate::clock::{Cadence, Timestamp};
-use crate::collect::gpu::types::GpuProcess;
+use crate::gpu::types::GpuProcess;
 
 /// Read in one of this many readings, and at least once in as many seconds.
 const EVERY: u32 = 5;

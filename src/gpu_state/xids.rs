@@ -13,9 +13,9 @@ use std::time::Duration;
 use crate::attribute::gpu::GpuAttribution;
 use crate::catalog::*;
 use crate::clock::Timestamp;
-use crate::collect::gpu::GpuIdentity;
 use crate::collect::{Context, CycleData};
 use crate::discover::{Container, ContainerId, Identity};
+use crate::gpu::GpuIdentity;
 use crate::parse::kernel_log::{PciAddress, Xid};
 use crate::series::{Label, Series};
 
@@ -199,9 +199,9 @@ fn instance_of(identity: &GpuIdentity) -> InstanceRef {
 mod tests {
     use super::*;
     use crate::attribute::gpu::DeviceUsage;
-    use crate::collect::gpu::{GpuDevice, GpuReading};
     use crate::discover::Inventory;
     use crate::events::Identity;
+    use crate::gpu::{GpuDevice, GpuReading};
     use crate::host::HostPaths;
     use crate::parse::kernel_log::Line;
 
@@ -213,7 +213,7 @@ mod tests {
     }
 
     fn reading(now: Timestamp) -> GpuReading {
-        let gpu = |index: &str, bus: &str| crate::collect::gpu::GpuIdentity {
+        let gpu = |index: &str, bus: &str| crate::gpu::GpuIdentity {
             index: index.into(),
             uuid: format!("GPU-{index}").into(),
             pci_bus_id: bus.into(),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::sysfs::{names, number, text, value};
-use crate::collect::gpu::DeviceHealth;
+use crate::gpu::DeviceHealth;
 
 /// Values above these are no measurements.
 const MAX_MICROWATTS: u64 = 100_000_000_000;

@@ -116,7 +116,7 @@ proptest! {
 #[test]
 fn block_that_is_read_in_parts_or_over_a_restart_has_one_report() {
     use crate::parse::kernel_log::records::KmsgRecord;
-    let log: &[u8] = include_bytes!("../../../../tests/kernel-logs/v1-6.18-container.kmsg");
+    let log: &[u8] = include_bytes!("../../../../../tests/kernel-logs/v1-6.18-container.kmsg");
     let lines: Vec<String> = log
         .split(|&byte| byte == b'\n')
         .filter_map(KmsgRecord::of)

@@ -1,0 +1,5 @@
+//! State of GPUs that outlives a cycle: their number, their peaks of memory, and the errors that their drivers report.
+
+pub mod peaks;
+pub mod xid_dedup;
+pub mod xids;
