@@ -19,6 +19,7 @@ const USAGE: &str = "memledger_container_memory_usage_bytes";
 const INFO: &str = "memledger_container_info";
 const RUN_INFO: &str = "memledger_container_run_info";
 const START: &str = "memledger_container_start_time_seconds";
+const EXITS: &str = "memledger_container_exits_total";
 const UP: &str = "memledger_runtime_up";
 const DOCKER: &[(&str, &str)] = &[("runtime", "docker")];
 
@@ -428,10 +429,9 @@ fn re_created_container_keeps_identity_with_another_id() {
 fn self_removing_container_is_shown_after_its_end() {
     let Some(engine) = Engine::shared() else { return };
     let prefix = unique("brief");
-    // the interval of the second is so long that the short container falls between two samples: only events show it
     let memledger = start_memledger(&engine, &format!("^{prefix}"), &[]);
     let slow = start_memledger(&engine, &format!("^{prefix}"), &["--sample.interval=1s"]);
-    for (kind, time) in [("killed", "1000"), ("long", "2"), ("short", "0.3")] {
+    for (kind, time) in [("killed", "1000"), ("long", "2")] {
         let name = format!("{prefix}-{kind}");
         let flags = ["--rm", "-e", "BATCH_SIZE=8", "--label=com.docker.compose.project=p"];
         let container = engine.run(&name, &flags, &["sleep", time]);
@@ -458,11 +458,19 @@ fn self_removing_container_is_shown_after_its_end() {
             assert_eq!(info(&metrics, INFO, &name).unwrap(), labels);
             assert_no_series_twice(&metrics);
         }
-        // events have no environment: the settings of a container that is removed before its inspect stay unknown
         if kind == "killed" {
             let run = info(&memledger.metrics(), RUN_INFO, &name).unwrap();
             assert_eq!(run["batch_size"], "8");
         }
+    }
+    // it may start and end between two lists, and between two samples: its exit is counted all the same
+    let short = format!("{prefix}-short");
+    let _container = engine.run(&short, &["--rm"], &["sleep", "0.3"]);
+    for memledger in [&memledger, &slow] {
+        memledger.eventually("the exit of the short one", |metrics| match metrics.sum(EXITS, &of(&short)) {
+            1.0 => Ok(()),
+            exits => Err(format!("{exits} exits")),
+        });
     }
 }
 
@@ -488,13 +496,17 @@ fn burst_of_fifty_containers_is_complete_without_errors() {
     });
     let metrics = memledger.eventually("the end of all", |metrics| {
         assert_no_series_twice(metrics);
-        match (metrics.all(USAGE, &[]).len(), metrics.all(INFO, &[]).len()) {
-            (0, 50) => Ok(metrics.clone()),
-            other => Err(format!("(running, known) = {other:?}")),
+        match (metrics.all(USAGE, &[]).len(), metrics.sum(EXITS, &[])) {
+            (0, 50.0) => Ok(metrics.clone()),
+            other => Err(format!("(running, exits) = {other:?}")),
         }
     });
     for container in &containers {
-        assert_eq!(info(&metrics, INFO, &container.name).unwrap()["container_id"], container.id);
+        assert_eq!(metrics.sum(EXITS, &of(&container.name)), 1.0, "{}", container.name);
+        // one that starts and ends between two lists has no other series
+        if let Ok(info) = info(&metrics, INFO, &container.name) {
+            assert_eq!(info["container_id"], container.id);
+        }
     }
     let read_errors = metrics.all("memledger_collector_read_errors_total", &[]);
     assert!(

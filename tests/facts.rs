@@ -280,7 +280,8 @@ fn events_before_the_start_are_reported_from_the_last_known_one() {
 #[test]
 fn hanging_inspect_does_not_block_events() {
     let Some(engine) = Engine::shared() else { return };
-    let stuck = engine.create(&unique("stuck"), &[], &["sleep", "0.3"]);
+    // longer than the time between two lists, and shorter than the timeout
+    let stuck = engine.create(&unique("stuck"), &[], &["sleep", "1.5"]);
     let other = engine.create(&unique("other"), &[], &["true"]);
     let proxy = ReadOnlyProxy::stalling(&engine, &format!("{}/json", stuck.id));
     let followed = Followed::start(&proxy.socket.path, Filter::default(), DockerResumeState::default());

@@ -16,22 +16,11 @@ use super::status_queries::{StatusQueue, StatusResult};
 use crate::clock::Timestamp;
 use crate::host::bounds::RUNTIME_EVENT_RATE;
 
-/// Shortest time between two lists that only a retry calls for.
+/// Shortest time between two lists.
 const MIN_LIST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Status responses by container id.
 pub type Responses<R> = HashMap<String, StatusResult<<R as Runtime>::Status, <R as Runtime>::Error>>;
-
-/// What a runtime needs from the loop.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FollowRequest {
-    /// The verbose status of a container.
-    Query(String),
-    /// A pending query of a container is outdated.
-    Cancel(String),
-    /// A list, within this time.
-    List(Duration),
-}
 
 /// A runtime over one connection.
 pub trait Runtime {
@@ -61,10 +50,8 @@ pub trait Runtime {
         Self: Sized;
     /// Waits for the next event and applies it. May be dropped at any await point.
     fn next_event(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
-    /// Applies a response that did not arrive in time for the list.
-    fn apply_response(&mut self, id: String, response: StatusResult<Self::Status, Self::Error>);
-    /// Takes the requests since the last call, in order.
-    fn take_requests(&mut self) -> Vec<FollowRequest>;
+    /// Returns the time within which events since the last list call for another one; `None` if they do not.
+    fn needs_list(&self) -> Option<Duration>;
     /// Returns the longest time between two lists.
     fn list_interval(&self) -> Duration;
 }
@@ -96,6 +83,9 @@ impl EventRate {
 pub struct RuntimeFollower<R: Runtime> {
     runtime: R,
     queue: StatusQueue<R::Status, R::Error>,
+    /// Responses for the next list, which came too late for the last one.
+    late: Responses<R>,
+    listed_at: Instant,
     event_rate: EventRate,
 }
 
@@ -106,7 +96,8 @@ impl<R: Runtime> RuntimeFollower<R> {
     /// The list failed.
     pub async fn start(runtime: R) -> Result<Self, R::Error> {
         let queue = StatusQueue::new(runtime.name());
-        let mut reconciler = Self { runtime, queue, event_rate: EventRate::default() };
+        let (late, listed_at) = (HashMap::new(), Instant::now());
+        let mut reconciler = Self { runtime, queue, late, listed_at, event_rate: EventRate::default() };
         reconciler.list().await?;
         Ok(reconciler)
     }
@@ -115,33 +106,28 @@ impl<R: Runtime> RuntimeFollower<R> {
     pub async fn run(mut self) -> R::Error {
         loop {
             let mut next_list = Instant::now() + self.time_to_list();
-            loop {
+            while Instant::now() < next_list {
+                // the next event may be there already, for ever
                 tokio::select! {
-                    biased; // events first, so that they invalidate older responses
+                    biased; // events first, so that the list is newer
                     event = self.runtime.next_event() => {
                         if let Err(error) = event {
                             return error;
                         }
                         self.event_rate.count_and_wait().await;
-                        if self.queue.is_full() {
-                            self.serve_requests();
-                            self.wait_for_queries().await;
-                        }
-                        if Instant::now() >= next_list {
-                            self.serve_requests();
-                            break; // the next event may be there already, for ever
-                        }
                     }
                     response = self.queue.next_response(), if self.queue.has_pending() => {
-                        if let Some((id, response)) = response {
-                            self.runtime.apply_response(id, response);
+                        if let Some((id, response @ Ok(_))) = response {
+                            self.late.insert(id, response);
+                            next_list = next_list.min(self.soonest_list(MIN_LIST_INTERVAL));
                         }
                         next_list = next_list.min(Instant::now() + self.time_to_list()); // it may have failed
                     }
                     () = tokio::time::sleep_until(next_list) => break,
                 }
-                let within = self.serve_requests();
-                next_list = within.map_or(next_list, |within| next_list.min(Instant::now() + within));
+                if let Some(within) = self.runtime.needs_list() {
+                    next_list = next_list.min(self.soonest_list(within));
+                }
             }
             if let Err(error) = self.list().await {
                 return error;
@@ -149,13 +135,9 @@ impl<R: Runtime> RuntimeFollower<R> {
         }
     }
 
-    /// Waits until fewer queries wait, each of which has a timeout.
-    async fn wait_for_queries(&mut self) {
-        while self.queue.is_full() {
-            if let Some((id, response)) = self.queue.next_response().await {
-                self.runtime.apply_response(id, response);
-            }
-        }
+    /// Returns the time of a list that is called for within this time.
+    fn soonest_list(&self, within: Duration) -> Instant {
+        (Instant::now() + within).max(self.listed_at + MIN_LIST_INTERVAL)
     }
 
     /// Returns the time to the next list: the interval, or less if a query is to be retried.
@@ -166,35 +148,18 @@ impl<R: Runtime> RuntimeFollower<R> {
     }
 
     async fn list(&mut self) -> Result<(), R::Error> {
+        self.listed_at = Instant::now();
         let list = self.runtime.list().await?;
-        let wanted = self.runtime.wanted(&list);
+        let mut wanted = self.runtime.wanted(&list);
+        wanted.retain(|(id, _)| !self.late.contains_key(id));
         for (id, verbose) in &wanted {
-            self.submit(id, *verbose);
+            let runtime = &self.runtime;
+            self.queue.submit(id, *verbose, Timestamp::now(), |timeout| runtime.query(id, *verbose, timeout));
         }
         self.queue.retain(&wanted.into_iter().map(|(id, _)| id).collect());
-        let responses = self.queue.first_responses().await;
+        let mut responses = std::mem::take(&mut self.late);
+        responses.extend(self.queue.first_responses().await);
         self.runtime.apply_list(list, responses, Timestamp::now());
-        self.serve_requests();
         Ok(())
-    }
-
-    fn submit(&mut self, id: &str, verbose: bool) {
-        let runtime = &self.runtime;
-        self.queue.submit(id, verbose, Timestamp::now(), |timeout| runtime.query(id, verbose, timeout));
-    }
-
-    /// Serves what the runtime requested; returns the time within which it needs a list.
-    fn serve_requests(&mut self) -> Option<Duration> {
-        let mut within = None;
-        for request in self.runtime.take_requests() {
-            match request {
-                FollowRequest::Query(id) => self.submit(&id, true),
-                FollowRequest::Cancel(id) => self.queue.cancel(&id),
-                FollowRequest::List(time) => {
-                    within = Some(within.map_or(time, |within: Duration| within.min(time)))
-                }
-            }
-        }
-        within
     }
 }

@@ -9,7 +9,6 @@ use std::fmt::Display;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -23,8 +22,6 @@ use crate::clock::Timestamp;
 const LIST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Concurrency limits: of first queries, and of retries.
 const MAX_QUERIES: (usize, usize) = (16, 4);
-/// Maximum number of queries that wait because of events, each of which may need one.
-const MAX_WAITING_QUERIES: usize = 2_000;
 /// Timeouts: of a first query, because others wait for its permit; and of a retry. On a node with memory or disk pressure
 /// every response takes some seconds.
 const QUERY_TIMEOUT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
@@ -34,21 +31,11 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 /// The status of one container; `None` if it is gone.
 pub type StatusResult<S, E> = Result<Option<S>, E>;
 
-/// A response with the generation of its query, and whether that was verbose.
-type Finished<S, E> = (String, u64, bool, StatusResult<S, E>);
+/// A response, and whether its query was verbose.
+type Finished<S, E> = (String, bool, StatusResult<S, E>);
 
 /// A query in flight.
 type StatusQuery<S, E> = Pin<Box<dyn Future<Output = Finished<S, E>> + Send>>;
-
-/// A pending query of the newest generation of its container.
-#[derive(Debug)]
-struct Pending {
-    generation: u64,
-    /// The current list waits for it.
-    is_waited_for: bool,
-    /// Set when it is cancelled: a query that has no permit yet is then not sent.
-    is_cancelled: Arc<AtomicBool>,
-}
 
 /// Back-off of a query without a response.
 #[derive(Debug)]
@@ -63,8 +50,8 @@ struct Backoff {
 pub struct StatusQueue<S, E> {
     runtime: &'static str,
     queries: FuturesUnordered<StatusQuery<S, E>>,
-    last_generation: u64,
-    pending: HashMap<String, Pending>,
+    /// The pending queries, and whether the current list waits for them.
+    pending: HashMap<String, bool>,
     backoffs: HashMap<String, Backoff>,
     permits: (Arc<Semaphore>, Arc<Semaphore>),
 }
@@ -79,7 +66,6 @@ where
         Self {
             runtime,
             queries: FuturesUnordered::new(),
-            last_generation: 0,
             pending: HashMap::new(),
             backoffs: HashMap::new(),
             permits: (Arc::new(Semaphore::new(MAX_QUERIES.0)), Arc::new(Semaphore::new(MAX_QUERIES.1))),
@@ -100,46 +86,32 @@ where
         let (permits, timeout) =
             if is_first { (&self.permits.0, QUERY_TIMEOUT.0) } else { (&self.permits.1, QUERY_TIMEOUT.1) };
         let (permits, query) = (Arc::clone(permits), query(timeout));
-        self.last_generation += 1;
-        let (id, generation) = (id.to_owned(), self.last_generation);
-        let is_cancelled = Arc::new(AtomicBool::new(false));
-        let pending =
-            Pending { generation, is_waited_for: is_first, is_cancelled: Arc::clone(&is_cancelled) };
-        self.pending.insert(id.clone(), pending);
+        let id = id.to_owned();
+        self.pending.insert(id.clone(), is_first);
         self.queries.push(Box::pin(async move {
             let _permit = permits.acquire().await;
-            let response = if is_cancelled.load(Ordering::Relaxed) { Ok(None) } else { query.await };
-            (id, generation, verbose, response)
+            (id, verbose, query.await)
         }));
-    }
-
-    /// Drops the pending query of a container, whose response would be outdated, and its back-off.
-    pub fn cancel(&mut self, id: &str) {
-        if let Some(pending) = self.pending.remove(id) {
-            pending.is_cancelled.store(true, Ordering::Relaxed);
-        }
-        self.backoffs.remove(id);
     }
 
     /// Returns the responses to first queries that arrive within [`LIST_TIMEOUT`].
     pub async fn first_responses(&mut self) -> HashMap<String, StatusResult<S, E>> {
         let mut responses = HashMap::new();
         let mut timeout = std::pin::pin!(tokio::time::sleep(LIST_TIMEOUT));
-        while self.pending.values().any(|pending| pending.is_waited_for) {
+        while self.pending.values().any(|is_waited_for| *is_waited_for) {
             tokio::select! {
                 response = self.next_response() => responses.extend(response),
                 () = &mut timeout => {
-                    self.pending.values_mut().for_each(|pending| pending.is_waited_for = false);
+                    self.pending.values_mut().for_each(|is_waited_for| *is_waited_for = false);
                 }
             }
         }
         responses
     }
 
-    /// Waits for one more response; `None` if no query is pending, or the response is outdated.
+    /// Waits for one more response; `None` if no query is pending.
     pub async fn next_response(&mut self) -> Option<(String, StatusResult<S, E>)> {
-        let (id, generation, verbose, response) = self.queries.next().await?;
-        self.pending.get(&id).filter(|pending| pending.generation == generation)?;
+        let (id, verbose, response) = self.queries.next().await?;
         self.pending.remove(&id);
         match &response {
             Ok(_) => drop(self.backoffs.remove(&id)),
@@ -158,11 +130,6 @@ where
     /// Drops the back-off of containers that are not `wanted`.
     pub fn retain(&mut self, wanted: &HashSet<String>) {
         self.backoffs.retain(|id, _| wanted.contains(id));
-    }
-
-    /// Returns whether so many queries wait, also of cancelled ones, that they must be served before more events are read.
-    pub fn is_full(&self) -> bool {
-        self.queries.len() >= MAX_WAITING_QUERIES
     }
 
     /// Returns whether a query is pending.
@@ -215,39 +182,6 @@ mod tests {
         assert!(queue.has_pending(), "it may still respond");
         queue.submit("b", true, now, |_| responded());
         assert!(queue.first_responses().await.is_empty(), "neither queried nor waited for twice");
-    }
-
-    #[tokio::test]
-    async fn outdated_response_is_dropped() {
-        let (mut queue, now) = (queue(), Timestamp::now());
-        queue.submit("a", true, now, |_| timed_out());
-        queue.cancel("a");
-        queue.submit("a", true, now, |_| responded());
-        let mut all = vec![];
-        while queue.has_pending() {
-            all.extend(queue.next_response().await);
-        }
-        assert_eq!(all, [("a".to_owned(), Ok(Some(())))]);
-        assert!(queue.time_to_retry(now).is_none());
-    }
-
-    #[tokio::test]
-    async fn cancelled_query_that_waits_is_not_sent() {
-        let (mut queue, now) = (queue(), Timestamp::now());
-        let hanging: Vec<_> = (0..MAX_QUERIES.0).map(|number| format!("h{number}")).collect();
-        for id in &hanging {
-            queue.submit(id, true, now, |_| std::future::pending());
-        }
-        for _ in 0..MAX_WAITING_QUERIES {
-            queue.submit("a", true, now, |_| async { panic!("sent") });
-            queue.cancel("a");
-        }
-        assert!(queue.is_full(), "before more events are read, these must be served");
-        let served = queue.permits.0.clone();
-        served.add_permits(1);
-        queue.submit("b", true, now, |_| responded());
-        assert_eq!(answered(queue.first_responses().await), responses(&[("b", true)]));
-        assert!(!queue.is_full());
     }
 
     #[tokio::test]

@@ -318,8 +318,14 @@ fn running_container_without_events_has_nothing_to_explain() {
     let ledger = scene.start_memledger(&[]);
     let container = scene.run("it", &[], &["eat=4", "hold"]);
     ledger.settles(&container.name, 0, 0);
+    ledger.eventually("the container", |metrics| {
+        metrics
+            .try_value("memledger_container_memory_usage_bytes", &[("container_name", &container.name)])
+            .map(drop)
+    });
     let (status, text) = ledger.memledger.get(&format!("/api/v1/containers/{}/why", container.name));
-    let verdict: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let verdict: serde_json::Value =
+        serde_json::from_str(&text).unwrap_or_else(|_| panic!("{status} {text}"));
     assert_eq!((status, verdict["cause"].as_str()), (200, Some("nothing")), "{text}");
     let what = verdict["what"].as_str().expect("a sentence");
     assert!(what.contains(&container.name) && what.contains("neither an OOM kill nor an exit"), "{what}");

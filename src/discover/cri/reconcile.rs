@@ -20,7 +20,7 @@ use super::messages::{Container, ContainerEventResponse, ContainerState, Contain
 use super::{CriResumeState, EVENT_DEBOUNCE, LIST_INTERVAL, RUNTIME, unix_seconds};
 use crate::clock::Timestamp;
 use crate::config::{CriSettings, Filter};
-use crate::discover::reconcile::{FollowRequest, Responses, Runtime};
+use crate::discover::reconcile::{Responses, Runtime};
 use crate::discover::status_queries;
 use crate::discover::{ConnectionState, ContainerId, ContainerRecord, EventKind, RuntimeEvent, RuntimeState};
 
@@ -93,8 +93,6 @@ pub struct CriReconciler<'a> {
     source: &'a RuntimeState,
     resume: &'a mut CriResumeState,
     pods: HashMap<String, Sandbox>,
-    /// Responses for the next list.
-    late: HashMap<String, CriStatus>,
     lists: u32,
 }
 
@@ -105,7 +103,7 @@ impl<'a> CriReconciler<'a> {
         source: &'a RuntimeState,
         resume: &'a mut CriResumeState,
     ) -> Self {
-        Self { settings, filter, source, resume, pods: HashMap::new(), late: HashMap::new(), lists: 0 }
+        Self { settings, filter, source, resume, pods: HashMap::new(), lists: 0 }
     }
 
     /// Returns whether a container needs a status query, and whether a verbose one.
@@ -376,7 +374,8 @@ pub struct CriConnection<'a> {
     reconciler: CriReconciler<'a>,
     client: CriClient,
     events: CriEventStream,
-    requests: Vec<FollowRequest>,
+    /// There was an event since the last list.
+    needs_list: bool,
 }
 
 impl<'a> CriConnection<'a> {
@@ -393,7 +392,7 @@ impl<'a> CriConnection<'a> {
             true => CriEventStream::Subscribing(Box::pin(async move { subscriber.events().await })),
             false => CriEventStream::Unavailable,
         };
-        Ok(Self { reconciler, client: client.clone(), events, requests: vec![] })
+        Ok(Self { reconciler, client: client.clone(), events, needs_list: false })
     }
 }
 
@@ -407,6 +406,7 @@ impl Runtime for CriConnection<'_> {
     }
 
     async fn list(&mut self) -> Result<Vec<Container>, CriError> {
+        self.needs_list = false;
         let containers = self.client.containers().await?;
         let pods = &mut self.reconciler.pods;
         let unknown = containers.iter().any(|container| !pods.contains_key(&container.pod_sandbox_id));
@@ -421,9 +421,9 @@ impl Runtime for CriConnection<'_> {
     }
 
     fn wanted(&self, list: &[Container]) -> Vec<(String, bool)> {
-        let new = list.iter().filter(|container| !self.reconciler.late.contains_key(&container.id));
-        new.filter_map(|container| Some((container.id.clone(), self.reconciler.needs_status(container)?)))
-            .collect()
+        let wanted =
+            |container: &Container| Some((container.id.clone(), self.reconciler.needs_status(container)?));
+        list.iter().filter_map(wanted).collect()
     }
 
     fn query(
@@ -447,9 +447,7 @@ impl Runtime for CriConnection<'_> {
 
     fn apply_list(&mut self, list: Vec<Container>, responses: Responses<Self>, now: Timestamp) {
         self.reconciler.lists = self.reconciler.lists.saturating_add(1);
-        let mut all = std::mem::take(&mut self.reconciler.late);
-        all.extend(responses);
-        self.reconciler.apply(&list, &all, now);
+        self.reconciler.apply(&list, &responses, now);
     }
 
     async fn next_event(&mut self) -> Result<(), CriError> {
@@ -470,20 +468,12 @@ impl Runtime for CriConnection<'_> {
         if has_ended {
             self.events = CriEventStream::Unavailable; // the next list shows whether the runtime is gone
         }
-        self.requests.push(FollowRequest::List(EVENT_DEBOUNCE));
+        self.needs_list = true;
         Ok(())
     }
 
-    fn apply_response(&mut self, id: String, response: CriStatus) {
-        // without a response it stays wanted, so that a later list repeats the query, with more time for it
-        if response.is_ok() {
-            self.reconciler.late.insert(id, response);
-            self.requests.push(FollowRequest::List(LIST_INTERVAL.0));
-        }
-    }
-
-    fn take_requests(&mut self) -> Vec<FollowRequest> {
-        std::mem::take(&mut self.requests)
+    fn needs_list(&self) -> Option<Duration> {
+        self.needs_list.then_some(EVENT_DEBOUNCE)
     }
 
     fn list_interval(&self) -> Duration {

@@ -1,6 +1,6 @@
 //! A connection to a Docker or Podman daemon: its requests, and the stream of its events.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,21 +9,24 @@ use bollard::Docker;
 use bollard::errors::Error;
 use bollard::models::{ContainerInspectResponse, ContainerSummary, EventMessage};
 use bollard::query_parameters::EventsOptions;
-use futures_util::{Stream, StreamExt};
-use tokio::time::Instant;
+use futures_util::{FutureExt, Stream, StreamExt};
 use tracing::Instrument;
 
 use super::events::{DockerEvent, EVENT_TYPES};
-use super::reconcile::DockerReconciler;
+use super::reconcile::{DockerReconciler, ListKind};
 use super::{Allowance, is_unparsable, runtime_call};
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
-use crate::discover::reconcile::{FollowRequest, Responses, Runtime};
+use crate::discover::reconcile::{Responses, Runtime};
 use crate::discover::status_queries::StatusResult;
 use crate::host::bounds::CONTAINER_ID;
 
-/// Idle time after which the stream has delivered all events from before the list.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for the events since the last connection. The stream repeats what did not arrive.
+const MISSED_EVENTS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Events within this time call for one list.
+const EVENT_DEBOUNCE: Duration = Duration::from_millis(50);
+/// Maximum number of events that are applied together with a list.
+const MAX_READY_EVENTS: usize = 1_000;
 
 type DockerEventStream = Pin<Box<dyn Stream<Item = Result<EventMessage, Error>> + Send>>;
 
@@ -34,34 +37,67 @@ pub struct DockerConnection<'a> {
     allowance: Arc<Allowance>,
     /// `None` before the first list.
     events: Option<DockerEventStream>,
-    settle_at: Instant,
+    /// The stream failed while a list was applied.
+    error: Option<Error>,
+    /// When the newest full list was requested.
+    full_list_at: Timestamp,
 }
 
 impl<'a> DockerConnection<'a> {
     pub fn new(reconciler: DockerReconciler<'a>, docker: Docker, allowance: Arc<Allowance>) -> Self {
-        Self { reconciler, docker, allowance, events: None, settle_at: Instant::now() }
+        let full_list_at = Timestamp::now();
+        Self { reconciler, docker, allowance, events: None, error: None, full_list_at }
     }
 
-    fn subscribe(&self) -> DockerEventStream {
-        let only = |values: &[&str]| values.iter().map(|value| value.to_string()).collect::<Vec<_>>();
-        let filters = HashMap::from([
-            ("type".to_owned(), only(&["container"])),
-            ("event".to_owned(), only(&EVENT_TYPES)),
-        ]);
-        let reconciler = &self.reconciler;
-        let since = Some(reconciler.resume.events_since(reconciler.present_from()).to_string());
-        Box::pin(self.docker.events(Some(EventsOptions { since, until: None, filters: Some(filters) })))
+    /// Subscribes to the events from the last known one on, and from the second before the list. `until`: only to this Unix time.
+    fn subscribe(&self, until: Option<String>) -> DockerEventStream {
+        let since = self.reconciler.resume.events_since(self.reconciler.listed_at);
+        Box::pin(self.docker.events(Some(events_options(since, until))))
     }
 
-    fn apply_message(&mut self, message: Option<Result<EventMessage, Error>>) -> Result<(), Error> {
+    /// Applies the events since the last connection, so that the ledger receives them before what the list shows.
+    async fn apply_missed_events(&mut self) {
+        let mut events = self.subscribe(Some(now_as_text()));
+        let all = async {
+            while let Some(Ok(message)) = events.next().await {
+                self.allowance.renew();
+                self.apply_event(message);
+            }
+        };
+        let _ = tokio::time::timeout(MISSED_EVENTS_TIMEOUT, all).await;
+    }
+
+    /// Applies the events that have arrived; returns the containers that have ended.
+    fn apply_ready_events(&mut self) -> HashSet<ContainerId> {
+        let mut ended = HashSet::new();
+        for _ in 0..MAX_READY_EVENTS {
+            let Some(message) = self.events.as_mut().and_then(|events| events.next().now_or_never()) else {
+                break;
+            };
+            match self.apply_message(message) {
+                Ok(container) => ended.extend(container),
+                Err(error) => {
+                    (self.events, self.error) = (None, Some(error));
+                    break;
+                }
+            }
+        }
+        ended
+    }
+
+    fn apply_event(&mut self, message: EventMessage) -> Option<ContainerId> {
+        self.reconciler.apply(DockerEvent::read(message, Timestamp::now())?)
+    }
+
+    /// Applies an event; returns the container if it has ended.
+    fn apply_message(
+        &mut self,
+        message: Option<Result<EventMessage, Error>>,
+    ) -> Result<Option<ContainerId>, Error> {
         match message {
             Some(Ok(message)) => {
                 self.allowance.renew();
-                if let Some(event) = DockerEvent::read(message, Timestamp::now()) {
-                    self.reconciler.apply(event);
-                }
-                self.settle_at = Instant::now() + SETTLE_TIMEOUT;
-                Ok(())
+                Ok(self.apply_event(message))
             }
             Some(Err(error)) => {
                 let is_too_large = self.allowance.is_exceeded();
@@ -78,6 +114,20 @@ impl<'a> DockerConnection<'a> {
     }
 }
 
+/// Returns the options for the events of containers from this Unix time on.
+pub fn events_options(since: u64, until: Option<String>) -> EventsOptions {
+    let only = |values: &[&str]| values.iter().map(|value| value.to_string()).collect::<Vec<_>>();
+    let filters =
+        HashMap::from([("type".to_owned(), only(&["container"])), ("event".to_owned(), only(&EVENT_TYPES))]);
+    EventsOptions { since: Some(since.to_string()), until, filters: Some(filters) }
+}
+
+/// Returns the Unix time as Docker's API reads it: the events until a time that has passed end with the last one.
+pub fn now_as_text() -> String {
+    let nanos = Timestamp::now().unix_nanos();
+    format!("{}.{:09}", nanos / 1_000_000_000, nanos % 1_000_000_000)
+}
+
 impl Runtime for DockerConnection<'_> {
     type Item = ContainerSummary;
     type Status = ContainerInspectResponse;
@@ -88,11 +138,32 @@ impl Runtime for DockerConnection<'_> {
     }
 
     async fn list(&mut self) -> Result<Vec<ContainerSummary>, Error> {
-        self.reconciler.listed.at = Timestamp::now();
+        let (now, is_first) =
+            (Timestamp::now(), self.reconciler.kind == ListKind::First && self.events.is_none());
+        if is_first && self.reconciler.resume.has_events() {
+            self.apply_missed_events().await;
+        }
+        let is_full = now.since(self.full_list_at) >= self.list_interval();
+        self.reconciler.kind = match is_full {
+            _ if is_first => ListKind::First,
+            true => ListKind::Full,
+            false => ListKind::Changed,
+        };
+        if self.reconciler.kind != ListKind::Changed {
+            self.full_list_at = now;
+        }
+        self.reconciler.listed_at = Timestamp::now();
+        let changed = std::mem::take(&mut self.reconciler.changed);
         let watcher = self.reconciler.watcher;
         let record = || watcher.source.record_oversized("the list of containers, of stopped ones too");
-        let mut list = watcher.list(&self.docker, record).await?;
+        let mut list = match self.reconciler.kind {
+            ListKind::Changed => watcher.list_some(&self.docker, &changed).await?,
+            ListKind::First | ListKind::Full => watcher.list_all(&self.docker, record).await?,
+        };
         list.retain(|listed| listed.id.as_ref().is_none_or(|id| id.len() <= CONTAINER_ID.max_bytes));
+        if is_first {
+            self.events = Some(self.subscribe(None));
+        }
         Ok(list)
     }
 
@@ -119,31 +190,23 @@ impl Runtime for DockerConnection<'_> {
     }
 
     fn apply_list(&mut self, list: Vec<ContainerSummary>, responses: Responses<Self>, _: Timestamp) {
-        self.reconciler.apply_list(&list, responses);
-        self.settle_at = Instant::now() + SETTLE_TIMEOUT;
+        let ended = self.apply_ready_events();
+        self.reconciler.apply_list(&list, responses, &ended);
     }
 
     async fn next_event(&mut self) -> Result<(), Error> {
-        if self.events.is_none() {
-            self.events = Some(self.subscribe());
-        }
-        let Some(events) = &mut self.events else { return Ok(()) };
-        tokio::select! {
-            biased;
-            message = events.next() => self.apply_message(message),
-            () = tokio::time::sleep_until(self.settle_at), if !self.reconciler.settled => {
-                self.reconciler.settle();
-                Ok(())
+        match (self.error.take(), &mut self.events) {
+            (Some(error), _) => Err(error),
+            (None, Some(events)) => {
+                let message = events.next().await;
+                self.apply_message(message).map(drop)
             }
+            (None, None) => std::future::pending().await,
         }
     }
 
-    fn apply_response(&mut self, id: String, response: StatusResult<ContainerInspectResponse, Error>) {
-        self.reconciler.apply_inspect(&ContainerId::new(&id), response);
-    }
-
-    fn take_requests(&mut self) -> Vec<FollowRequest> {
-        std::mem::take(&mut self.reconciler.requests)
+    fn needs_list(&self) -> Option<Duration> {
+        (!self.reconciler.changed.is_empty()).then_some(EVENT_DEBOUNCE)
     }
 
     fn list_interval(&self) -> Duration {

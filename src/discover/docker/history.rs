@@ -1,17 +1,17 @@
 //! The past of containers, as Docker and Podman still know it: all containers with the end of their last run, and the last
 //! events (Docker keeps 256 of them until the daemon is restarted), which name containers that are gone.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use bollard::Docker;
 use bollard::errors::Error;
 use bollard::models::{ContainerInspectResponse, ContainerState, ContainerSummary};
-use bollard::query_parameters::EventsOptions;
 use futures_util::StreamExt;
 use tokio::time::timeout_at;
 
+use super::connection::{events_options, now_as_text};
 use super::convert::{exists, unix_seconds};
-use super::events::{DockerEvent, EVENT_TYPES, named};
+use super::events::{DockerEvent, named};
 use super::transport::{Allowance, client};
 use super::{Watcher, explain};
 use crate::config::{Filter, RuntimeEndpoint};
@@ -34,7 +34,7 @@ pub async fn history(endpoint: &RuntimeEndpoint, filter: &Filter, query: History
     let ((events, has_dropped), runs) =
         tokio::join!(past_events(&docker, &allowance, &watcher, query), async {
             // the watcher of the endpoint, which runs at the same time, logs a list that is too large
-            match timeout_at(query.deadline, watcher.list(&docker, || {})).await {
+            match timeout_at(query.deadline, watcher.list_all(&docker, || {})).await {
                 Ok(Ok(listed)) => inspect_all(&docker, &watcher, listed, query, &mut history).await,
                 Ok(Err(error)) => {
                     history.error = Some(explain(&error, &endpoint.socket));
@@ -64,14 +64,7 @@ async fn past_events(
     watcher: &Watcher<'_>,
     query: HistoryQuery<'_>,
 ) -> (Vec<RuntimeEvent>, bool) {
-    let only = |values: &[&str]| values.iter().map(|value| value.to_string()).collect::<Vec<_>>();
-    let filters =
-        HashMap::from([("type".to_owned(), only(&["container"])), ("event".to_owned(), only(&EVENT_TYPES))]);
-    let until = query.now.unix_nanos();
-    // a time that has passed: the response then ends with the last event
-    let until = format!("{}.{:09}", until / 1_000_000_000, until % 1_000_000_000);
-    let since = Some((query.since.max(0.0) as u64).to_string());
-    let options = EventsOptions { since, until: Some(until), filters: Some(filters) };
+    let options = events_options(query.since.max(0.0) as u64, Some(now_as_text()));
     let mut messages = std::pin::pin!(docker.events(Some(options)));
     let (mut found, mut has_dropped) = (VecDeque::new(), false);
     while let Ok(Some(Ok(message))) = timeout_at(query.deadline, messages.next()).await {

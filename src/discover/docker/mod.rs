@@ -4,10 +4,10 @@
 //! own. The results go to two consumers: the registry needs the containers that run now, and the ledger needs every event, in
 //! order and once ([`RuntimeEvent`]).
 //!
-//! A connection begins with the list, stopped containers included, for their names. Then follows one event stream that starts at
-//! the last event received before, so that it includes events from while memledger was not connected ([`reconcile`]). The stream
-//! overlaps the list by at least a second: adding a container twice changes nothing, and duplicate events are dropped
-//! ([`events::EventDedup`]). The list is read again once a minute, because a daemon or a proxy may lose events.
+//! A connection begins with the events since the last one received before, if there was one, and the list, stopped containers
+//! included, for their names. Then follows one event stream that starts at that last event and overlaps the list by at least a
+//! second: duplicate events are dropped ([`events::EventDedup`]). Containers are listed again soon after an event that changes them, at
+//! most once a second ([`reconcile`]), and all once a minute, because a daemon or a proxy may lose events.
 //!
 //! The daemon may be absent, stop and come back. Names are kept while it is unavailable, and containers are listed again after
 //! each reconnect.
@@ -50,7 +50,9 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
 /// A connection that lasted this long was stable.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
-/// Interval of lists.
+/// Maximum number of ids in a request, each of 64 characters; of more changed containers, all that run are listed.
+const MAX_LISTED_IDS: usize = 100;
+/// Interval of lists of all containers.
 const LIST_INTERVAL: Duration = Duration::from_secs(60);
 /// Events are requested from this many seconds before the list at most.
 const MAX_EVENT_AGE_SECONDS: f64 = 86_400.0;
@@ -113,9 +115,16 @@ impl DockerResumeState {
         }
     }
 
-    /// Returns the start time for the event stream, given the whole second before the list, which is the latest.
-    fn events_since(&self, before_list: u64) -> u64 {
-        let before_list = before_list as f64;
+    /// Returns whether there was an event before.
+    fn has_events(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// Returns the start time for the events: at the latest the whole second before the list, by the clock as it is now, because it
+    /// may have been set back since, and events have its time.
+    fn events_since(&self, listed_at: Timestamp) -> u64 {
+        let moved = Timestamp::now().wall_moved_since(listed_at);
+        let before_list = ((listed_at.unix_seconds() + moved.min(0.0)).floor() - 1.0).max(0.0);
         self.since
             .map_or(before_list, |since| since.clamp(before_list - MAX_EVENT_AGE_SECONDS, before_list))
             .max(0.0) as u64
@@ -243,9 +252,25 @@ impl Watcher<'_> {
         self.set_connection(ConnectionState::Down);
     }
 
+    /// Lists these containers, of which those that do not run may be missing.
+    async fn list_some(
+        &self,
+        docker: &Docker,
+        ids: &HashSet<ContainerId>,
+    ) -> Result<Vec<ContainerSummary>, Error> {
+        if ids.is_empty() {
+            return Ok(vec![]);
+        }
+        let ids: Vec<_> = ids.iter().map(|id| id.as_str().to_owned()).collect();
+        let filters = (ids.len() <= MAX_LISTED_IDS).then(|| HashMap::from([("id".to_owned(), ids)]));
+        let some = ListContainersOptions { filters, ..Default::default() };
+        let call = runtime_call(self.endpoint.runtime, "list");
+        with_timeout(docker.list_containers(Some(some))).instrument(call).await
+    }
+
     /// Lists all containers. If a stopped one cannot be parsed, or the response is too large, lists only the running ones.
     /// Calls `on_oversized` if it was too large.
-    async fn list(
+    async fn list_all(
         &self,
         docker: &Docker,
         on_oversized: impl FnOnce() + Send,
@@ -369,11 +394,13 @@ mod tests {
 
     #[test]
     fn requests_events_since_the_last_within_bounds() {
-        let from = |since| DockerResumeState::new(since, HashSet::new()).events_since(1_000_000);
-        assert_eq!(from(None), 1_000_000);
-        assert_eq!(from(Some(999_000.7)), 999_000);
-        assert_eq!(from(Some(1_000_000.9)), 1_000_000, "the list is overlapped in any case");
-        assert_eq!(from(Some(2e9)), 1_000_000, "the clock was set back");
-        assert_eq!(from(Some(1.0)), 1_000_000 - 86_400);
+        let now = Timestamp::now();
+        let second = now.unix_whole_seconds() - 1;
+        let from = |since| DockerResumeState::new(since, HashSet::new()).events_since(now);
+        assert_eq!(from(None), second);
+        assert_eq!(from(Some(second as f64 - 1000.3)), second - 1001);
+        assert_eq!(from(Some(second as f64 + 0.9)), second, "the list is overlapped in any case");
+        assert_eq!(from(Some(second as f64 + 1e6)), second, "the clock was set back");
+        assert_eq!(from(Some(1.0)), second - 86_400);
     }
 }

@@ -287,12 +287,8 @@ impl Runtime for SlowConnection<'_> {
         self.0.next_event().await
     }
 
-    fn apply_response(&mut self, id: String, response: CriStatus) {
-        self.0.apply_response(id, response);
-    }
-
-    fn take_requests(&mut self) -> Vec<FollowRequest> {
-        self.0.take_requests()
+    fn needs_list(&self) -> Option<Duration> {
+        self.0.needs_list()
     }
 
     fn list_interval(&self) -> Duration {
@@ -306,7 +302,7 @@ async fn status_that_takes_longer_than_the_first_timeout_arrives() {
     let (settings, filter, mut resume) = (CriSettings::default(), Filter::default(), resume(&[]));
     let reconciler = CriReconciler::new(&settings, &filter, &source, &mut resume);
     let (client, events) = (CriClient::unconnected(), CriEventStream::Unavailable);
-    let connection = CriConnection { reconciler, client, events, requests: vec![] };
+    let connection = CriConnection { reconciler, client, events, needs_list: false };
     let follower = RuntimeFollower::start(SlowConnection(connection, Duration::from_secs(3)));
     let started = || source.lock().running.values().any(|record| record.started == Some(200.0));
     let follow = async { follower.await.unwrap().run().await };
