@@ -22,7 +22,7 @@ const MAX_NAMING: usize = 5_000;
 
 /// How long `why` and `events` wait for a memledger that does not respond, or for a lock of the ledger: their answer takes at most
 /// two seconds, with what the host knows.
-pub const TIMEOUT: Duration = Duration::from_millis(500);
+pub const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Pages of events, each of which can fail.
 type Pages<'s> = Box<dyn Iterator<Item = anyhow::Result<Page>> + 's>;
