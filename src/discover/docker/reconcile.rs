@@ -117,16 +117,24 @@ impl<'a> DockerReconciler<'a> {
                 }
                 // it runs, by the list: keep a known record, otherwise use the list's data
                 Some(Err(_)) | None => {
-                    self.add_unless_known(record);
-                    if !self.oversized.contains(&id) && !self.is_known(&id) {
+                    if self.needs_inspect(listed) {
                         self.changed.insert(id.clone()); // again
                     }
+                    self.add_unless_known(record);
                 }
             }
             self.resume.open.insert(id.clone());
             present.insert(id);
         }
         if self.kind == ListKind::Changed {
+            // responses that came too late for the list that asked for them
+            for (id, response) in responses {
+                let id = ContainerId::new(&id);
+                let is_lost = self.resume.open.contains(&id) && !present.contains(&id);
+                if let (true, Ok(found)) = (is_lost, self.read_inspect(&id, response)) {
+                    self.end_lost(id, found);
+                }
+            }
             self.resume.own.extend(present);
         } else {
             self.watcher.source.remove_running(self.resume.own.difference(&present));
@@ -142,11 +150,6 @@ impl<'a> DockerReconciler<'a> {
             self.resume.own = present;
         }
         self.watcher.set_connection(ConnectionState::Up);
-    }
-
-    /// Returns whether a container runs, with the start of its run.
-    fn is_known(&self, id: &ContainerId) -> bool {
-        self.watcher.source.lock().running.get(id).is_some_and(|record| record.started.is_some())
     }
 
     fn add_unless_known(&self, record: Option<ContainerRecord>) {
