@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use procfs::{FromBufRead, MemoryPressure};
+
 use super::cgroup_limits::{LevelHeadroom, LimitFiles, LimitWatch, Limits, UnknownHeadroom};
 use super::container_cpu::CpuTimes;
 use super::{CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
@@ -24,7 +26,7 @@ use crate::clock::{Cadence, Timestamp};
 use crate::discover::{Cgroup, Container, ContainerId, Hierarchy, Inventory, Version};
 use crate::host::{Dir, KernelFile, ReadError, classify};
 use crate::parse::kubernetes::Qos;
-use crate::parse::{cgroup as parse, number, psi};
+use crate::parse::{cgroup as parse, number};
 use crate::series::Series;
 
 /// Age from which a container without a cgroup counts as one that will get none.
@@ -79,8 +81,8 @@ pub struct ContainerMemory {
     pub peak: Option<u64>,
     /// Swap usage.
     pub swap: Option<u64>,
-    /// Stall times.
-    pub pressure: Option<psi::Stalls>,
+    /// Time in which some tasks, and in which all tasks, waited for memory, in microseconds.
+    pub pressure: Option<[u64; 2]>,
 }
 
 impl ContainerMemory {
@@ -128,9 +130,9 @@ impl ContainerMemory {
         }
         let other = self.rest().max(0) as f64;
         series.container(CONTAINER_MEMORY_COMPONENT, container, ["other".into()], other);
-        if let Some(pressure) = self.pressure {
-            series.container(CONTAINER_PRESSURE_WAITING, container, [], pressure.some_usec as f64 / 1e6);
-            series.container(CONTAINER_PRESSURE_STALLED, container, [], pressure.full_usec as f64 / 1e6);
+        if let Some([some, full]) = self.pressure {
+            series.container(CONTAINER_PRESSURE_WAITING, container, [], some as f64 / 1e6);
+            series.container(CONTAINER_PRESSURE_STALLED, container, [], full as f64 / 1e6);
         }
     }
 
@@ -189,7 +191,7 @@ struct ContainerFiles {
 struct SlowValues {
     events: [Option<u64>; 2],
     swap: Option<u64>,
-    pressure: Option<psi::Stalls>,
+    pressure: Option<[u64; 2]>,
     cpu: Option<CpuTimes>,
 }
 
@@ -388,7 +390,10 @@ impl ContainerFiles {
             slow.swap = LevelFiles::optional(swap.as_ref(), buffer, read_errors)?;
             if let Some(file) = dir.optional_file("memory.pressure")? {
                 match file.read_once(buffer) {
-                    Ok(text) => slow.pressure = psi::stalls(text),
+                    Ok(text) => {
+                        let pressure = MemoryPressure::from_buf_read(text).ok();
+                        slow.pressure = pressure.map(|pressure| [pressure.some.total, pressure.full.total]);
+                    }
                     Err(gone @ ReadError::Gone(_)) => return Err(gone),
                     Err(error) => read_errors.record(&error), // EOPNOTSUPP: PSI is disabled
                 }

@@ -4,14 +4,14 @@
 //! are not of one instant: if the parts exceed the whole, the file is read once more; if they still do, an error is
 //! counted.
 
+use procfs::{FromBufRead, Meminfo, MemoryPressure};
+
 use super::cgroup::ContainerMemory;
 use super::memory_headroom::HostMemory;
 use super::shm::HostShm;
 use super::{CollectOutcome, Collector, Context, Output};
 use crate::catalog::*;
 use crate::host::{KernelFile, ReadError};
-use crate::parse::meminfo::Meminfo;
-use crate::parse::psi::{self, Stalls};
 use crate::series::Series;
 
 /// The collector. Keeps its files open.
@@ -46,7 +46,7 @@ impl Partition {
         let shmem = info.shmem?;
         let reclaimable = info.k_reclaimable.or(info.s_reclaimable)?; // KReclaimable was added in 4.20
         // each was added by a kernel newer than some in use; a missing line means 0
-        let recent = [info.sec_page_tables, info.percpu].into_iter().flatten().sum::<u64>();
+        let recent = [info.secondary_page_tables, info.per_cpu].into_iter().flatten().sum::<u64>();
         let kernel = info.s_unreclaim? + info.page_tables? + info.kernel_stack? + recent;
         let mut parts = Self {
             containers,
@@ -55,7 +55,7 @@ impl Partition {
             page_cache: (info.cached + info.buffers).saturating_sub(shmem),
             kernel_reclaimable: reclaimable,
             kernel,
-            hugetlb: info.hugetlb.into_iter().sum(), // as above
+            hugetlb: hugetlb(info),
             free: info.mem_free,
             unaccounted: 0,
         };
@@ -88,6 +88,12 @@ impl Partition {
     }
 }
 
+/// Returns the memory in huge pages of all sizes; before Linux 4.14, in those of the default size.
+fn hugetlb(info: &Meminfo) -> u64 {
+    let default_size = info.hugepages_total.zip(info.hugepagesize);
+    info.hugetlb.unwrap_or(default_size.map_or(0, |(pages, page)| pages.saturating_mul(page)))
+}
+
 /// Returns the anonymous and shared memory of all containers. Nested containers are not counted again.
 fn container_memory(context: &Context<'_>, memory: &[Option<ContainerMemory>]) -> u64 {
     std::iter::zip(&context.inventory.containers, memory)
@@ -105,16 +111,16 @@ impl HostCollector {
         }
         let Some(file) = &self.meminfo else { return Err(ReadError::Absent("meminfo".into())) };
         let text = file.read_once(&mut self.buffer)?;
-        Meminfo::parse(text).ok_or_else(|| ReadError::malformed("meminfo"))
+        Meminfo::from_buf_read(text).map_err(|_| ReadError::malformed("meminfo"))
     }
 
-    fn pressure(&mut self, context: &Context<'_>) -> Result<Stalls, ReadError> {
+    fn pressure(&mut self, context: &Context<'_>) -> Result<MemoryPressure, ReadError> {
         if self.pressure.is_none() {
             self.pressure = Some(KernelFile::open(&context.host_paths.proc.join("pressure/memory"))?);
         }
         let Some(file) = &self.pressure else { return Err(ReadError::Absent("PSI".into())) };
         let text = file.read_once(&mut self.buffer)?;
-        psi::stalls(text).ok_or_else(|| ReadError::malformed("PSI"))
+        MemoryPressure::from_buf_read(text).map_err(|_| ReadError::malformed("PSI"))
     }
 }
 
@@ -157,8 +163,8 @@ impl Collector for HostCollector {
         }
         match self.pressure(context) {
             Ok(pressure) => {
-                series.global(HOST_PRESSURE_WAITING, [], pressure.some_usec as f64 / 1e6);
-                series.global(HOST_PRESSURE_STALLED, [], pressure.full_usec as f64 / 1e6);
+                series.global(HOST_PRESSURE_WAITING, [], pressure.some.total as f64 / 1e6);
+                series.global(HOST_PRESSURE_STALLED, [], pressure.full.total as f64 / 1e6);
             }
             Err(error) => output.read_errors.record(&error), // gone or absent on a kernel without PSI
         }
@@ -177,7 +183,7 @@ mod tests {
     const MEMINFO: &str = "MemTotal: 1000 kB\nMemFree: 400 kB\nMemAvailable: 700 kB\nBuffers: 10 kB\nCached: 200 kB\nSwapCached: 0 kB\nActive: 0 kB\nInactive: 0 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\nDirty: 0 kB\nWriteback: 0 kB\nAnonPages: 150 kB\nMapped: 0 kB\nShmem: 50 kB\nSlab: 60 kB\nKReclaimable: 40 kB\nSReclaimable: 40 kB\nSUnreclaim: 20 kB\nKernelStack: 5 kB\nPageTables: 5 kB\nCommitted_AS: 0 kB\nVmallocTotal: 0 kB\nVmallocUsed: 0 kB\nVmallocChunk: 0 kB\nPercpu: 10 kB\nHugePages_Total: 2\nHugepagesize: 25 kB\nHugetlb: 50 kB\n";
 
     fn parts(containers: u64) -> Partition {
-        Partition::of(&Meminfo::parse(MEMINFO.as_bytes()).unwrap(), containers).unwrap()
+        Partition::of(&Meminfo::from_buf_read(MEMINFO.as_bytes()).unwrap(), containers).unwrap()
     }
 
     #[test]
@@ -196,7 +202,7 @@ mod tests {
         let most = MEMINFO
             .replace("1000 kB", &format!("{} kB", 1_u64 << 46))
             .replace(" 50 kB", " 140737488355328 kB");
-        let parts = Partition::of(&Meminfo::parse(most.as_bytes()).unwrap(), u64::MAX).unwrap();
+        let parts = Partition::of(&Meminfo::from_buf_read(most.as_bytes()).unwrap(), u64::MAX).unwrap();
         assert!(parts.unaccounted < -i128::from(u64::MAX));
     }
 

@@ -17,6 +17,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use procfs::FromBufRead;
+use procfs::process::SmapsRollup;
+
 use super::container_owner::ContainerOwner;
 use super::memory_headroom::{LowHeadroom, MemoryHeadroom};
 use super::process::resident_memory;
@@ -26,7 +29,6 @@ use crate::discover::{Container, ContainerId};
 use crate::host::ReadError;
 use crate::host::process::ProcessId;
 use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool, cpu_time};
-use crate::parse::{lines, number};
 
 /// The processes of one container are read in sequence, so that their shares are close in time.
 const POOL_CONFIG: PoolConfig = PoolConfig {
@@ -507,9 +509,8 @@ fn read(proc: &Path, share: &Share, buffer: &mut Vec<u8>) -> Result<PssRead, Rea
     let began = cpu_time();
     let text = file.read_once(buffer)?;
     let took = cpu_time().saturating_sub(began);
-    let line = lines(text).find_map(|line| line.strip_prefix(b"Pss:"));
-    let kib = line.and_then(|line| number(line.trim_ascii().strip_suffix(b"kB")?));
-    let bytes = kib.and_then(|kib| kib.checked_mul(1024));
+    let maps = SmapsRollup::from_buf_read(text).ok().map(|rollup| rollup.memory_map_rollup);
+    let bytes = maps.and_then(|maps| maps.0.first()?.extension.map.get("Pss").copied());
     let bytes = bytes.ok_or_else(|| ReadError::malformed("smaps_rollup"))?;
     Ok(PssRead::Measured { bytes, rss, took })
 }
@@ -598,7 +599,11 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let fields = vec!["0"; 50].join(" ");
         std::fs::write(dir.join("stat"), format!("7 (python) S {fields}")).unwrap();
-        std::fs::write(dir.join("smaps_rollup"), "Rss: 8 kB\nPss: 4 kB\n").unwrap();
+        std::fs::write(
+            dir.join("smaps_rollup"),
+            "00400000-7ffd00000000 ---p 00000000 00:00 0 [rollup]\nRss: 8 kB\nPss: 4 kB\n",
+        )
+        .unwrap();
         let (target, id) = (ProcessId { pid: 7, start_ticks: 0 }, ContainerId::new("a"));
         let share = Share { round: 1, id, target, last: None, max_wait: MAX_WAIT };
         let pages = |gib: u64| gib * GIB / rustix::param::page_size() as u64;

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use crate::clock::Timestamp;
 use crate::config::{Config, LogSelection, RuntimeEndpoint};
 use crate::discover::{Container, ContainerId, Inventory, cri};
-use crate::host::{Waker, bounds};
+use crate::host::{Backoff, Waker, bounds};
 use crate::reporter::ooms::{OomQueue, ReportedOom};
 use budget::SharedBudget;
 
@@ -239,7 +239,8 @@ impl Follower {
 
     /// Reads until the container has ended, or nothing can be read. Returns whether it has ended.
     async fn read_to_end(&self, position: &mut ReadPosition) -> bool {
-        let (mut is_logged, mut has_ended, mut pause) = (false, false, RETRY_DELAY);
+        let (mut is_logged, mut has_ended) = (false, false);
+        let mut backoff = Backoff::new(RETRY_DELAY, MAX_RETRY_DELAY);
         while !has_ended {
             has_ended = !self.is_running(); // its last lines are still read
             let end = tokio::select! {
@@ -262,9 +263,12 @@ impl Follower {
             if is_final {
                 return has_ended;
             }
-            pause = if is_good { RETRY_DELAY } else { (2 * pause).min(MAX_RETRY_DELAY) };
+            if is_good {
+                backoff.reset();
+            }
+            let delay = backoff.delay();
             tokio::select! {
-                () = tokio::time::sleep(pause), if !has_ended => {}
+                () = tokio::time::sleep(delay), if !has_ended => {}
                 () = self.not_running() => {}
             }
         }

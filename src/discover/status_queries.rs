@@ -16,6 +16,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::Semaphore;
 
 use crate::clock::Timestamp;
+use crate::host::Backoff;
 
 /// Longest time that a list waits for status responses. Together with a list interval of one second it is below the time for
 /// which a new container is held back until it has a name (`registry::NAME_GRACE`).
@@ -26,7 +27,7 @@ const MAX_QUERIES: (usize, usize) = (16, 4);
 /// every response takes some seconds.
 const QUERY_TIMEOUT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 /// The back-off: the first one, which doubles, and its limit.
-const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// The status of one container; `None` if it is gone.
 pub type StatusResult<S, E> = Result<Option<S>, E>;
@@ -39,10 +40,10 @@ type StatusQuery<S, E> = Pin<Box<dyn Future<Output = Finished<S, E>> + Send>>;
 
 /// Back-off of a query without a response.
 #[derive(Debug)]
-struct Backoff {
+struct QueryRetry {
     /// The kind of the query; one of the other kind is sent at once.
     verbose: bool,
-    attempts: u32,
+    backoff: Backoff,
     until: Timestamp,
 }
 
@@ -52,7 +53,7 @@ pub struct StatusQueue<S, E> {
     queries: FuturesUnordered<StatusQuery<S, E>>,
     /// The pending queries, and whether the current list waits for them.
     pending: HashMap<String, bool>,
-    backoffs: HashMap<String, Backoff>,
+    retries: HashMap<String, QueryRetry>,
     permits: (Arc<Semaphore>, Arc<Semaphore>),
 }
 
@@ -67,7 +68,7 @@ where
             runtime,
             queries: FuturesUnordered::new(),
             pending: HashMap::new(),
-            backoffs: HashMap::new(),
+            retries: HashMap::new(),
             permits: (Arc::new(Semaphore::new(MAX_QUERIES.0)), Arc::new(Semaphore::new(MAX_QUERIES.1))),
         }
     }
@@ -78,11 +79,11 @@ where
     where
         Q: Future<Output = StatusResult<S, E>> + Send + 'static,
     {
-        let backoff = self.backoffs.get(id).filter(|backoff| backoff.verbose == verbose);
-        if backoff.is_some_and(|backoff| backoff.until > now) || self.pending.contains_key(id) {
+        let retry = self.retries.get(id).filter(|retry| retry.verbose == verbose);
+        if retry.is_some_and(|retry| retry.until > now) || self.pending.contains_key(id) {
             return;
         }
-        let is_first = backoff.is_none();
+        let is_first = retry.is_none();
         let (permits, timeout) =
             if is_first { (&self.permits.0, QUERY_TIMEOUT.0) } else { (&self.permits.1, QUERY_TIMEOUT.1) };
         let (permits, query) = (Arc::clone(permits), query(timeout));
@@ -114,14 +115,14 @@ where
         let (id, verbose, response) = self.queries.next().await?;
         self.pending.remove(&id);
         match &response {
-            Ok(_) => drop(self.backoffs.remove(&id)),
+            Ok(_) => drop(self.retries.remove(&id)),
             Err(error) => {
                 tracing::debug!(runtime = self.runtime, id, %error, "container status query failed, retrying");
-                let before = self.backoffs.get(&id).filter(|backoff| backoff.verbose == verbose);
-                let attempts = before.map_or(0, |backoff| backoff.attempts.saturating_add(1));
-                let pause = BACKOFF.0.saturating_mul(1 << attempts.min(16)).min(BACKOFF.1);
-                self.backoffs
-                    .insert(id.clone(), Backoff { verbose, attempts, until: Timestamp::now().plus(pause) });
+                let before = self.retries.get(&id).filter(|retry| retry.verbose == verbose);
+                let mut backoff =
+                    before.map_or(Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1), |retry| retry.backoff);
+                let until = Timestamp::now().plus(backoff.delay());
+                self.retries.insert(id.clone(), QueryRetry { verbose, backoff, until });
             }
         }
         Some((id, response))
@@ -129,7 +130,7 @@ where
 
     /// Drops the back-off of containers that are not `wanted`.
     pub fn retain(&mut self, wanted: &HashSet<String>) {
-        self.backoffs.retain(|id, _| wanted.contains(id));
+        self.retries.retain(|id, _| wanted.contains(id));
     }
 
     /// Returns whether a query is pending.
@@ -139,8 +140,8 @@ where
 
     /// Returns the time to the next retry; `None` if no container is backing off.
     pub fn time_to_retry(&self, now: Timestamp) -> Option<Duration> {
-        let waiting = self.backoffs.iter().filter(|(id, _)| !self.pending.contains_key(*id));
-        waiting.map(|(_, backoff)| backoff.until.since(now)).min()
+        let waiting = self.retries.iter().filter(|(id, _)| !self.pending.contains_key(*id));
+        waiting.map(|(_, retry)| retry.until.since(now)).min()
     }
 }
 
@@ -191,7 +192,7 @@ mod tests {
             let before = Timestamp::now();
             queue.submit("b", true, now, |_| timed_out());
             assert_eq!(queue.next_response().await, Some(("b".to_owned(), Err("timed out"))));
-            let until = queue.backoffs["b"].until;
+            let until = queue.retries["b"].until;
             assert!(until.since(before) >= pause && until.since(Timestamp::now()) <= pause, "{pause:?}");
             queue.submit("b", true, before, |_| responded());
             assert!(!queue.has_pending() && queue.time_to_retry(now).is_some(), "it is backing off");
@@ -231,7 +232,7 @@ mod tests {
         let (mut queue, now) = (queue(), Timestamp::now());
         let mut timeouts = vec![];
         for _ in 0..3 {
-            let until = queue.backoffs.get("b").map_or(now, |backoff| backoff.until);
+            let until = queue.retries.get("b").map_or(now, |retry| retry.until);
             queue.submit("b", true, until, |timeout| {
                 timeouts.push(timeout.as_secs());
                 timed_out()
@@ -250,13 +251,13 @@ mod tests {
         let (mut queue, now) = (queue(), Timestamp::now());
         assert_eq!(queue.time_to_retry(now), None);
         for _ in 0..6 {
-            let until = queue.backoffs.get("b").map_or(now, |backoff| backoff.until);
+            let until = queue.retries.get("b").map_or(now, |retry| retry.until);
             queue.submit("b", true, until, |_| timed_out());
             queue.next_response().await;
         }
         let rest = queue.time_to_retry(Timestamp::now());
         assert!(rest.is_some_and(|rest| rest > Duration::from_secs(10)), "{rest:?}");
-        let until = queue.backoffs["b"].until;
+        let until = queue.retries["b"].until;
         queue.submit("b", true, until, |_| std::future::pending());
         assert_eq!((queue.time_to_retry(until), queue.has_pending()), (None, true));
     }

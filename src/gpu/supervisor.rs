@@ -17,14 +17,12 @@ use super::probe::NvmlProbe;
 use super::protocol::{ChannelError, Request, Response};
 use crate::clock::Timestamp;
 use crate::config::GpuSettings;
-use crate::host::HostPaths;
 use crate::host::panics::run_essential;
+use crate::host::{Backoff, HostPaths};
 
 /// The first and the longest pause before another process is started; it doubles after each failure. A shorter reading
 /// interval shortens the first one.
-const BACK_OFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// A process that worked for this multiple of the last pause resets the pause.
-const RESET_FACTOR: u32 = 4;
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// A process has this multiple of `--gpu.deadline` for its first reading: without persistence mode the driver initialises
 /// each GPU first, which takes seconds.
 pub const FIRST_READING_FACTOR: u32 = 12;
@@ -37,7 +35,7 @@ const PAUSE_FACTOR: u32 = 4;
 pub fn start(settings: GpuSettings, host_paths: HostPaths, cgroup_v1: bool, driver_state: Arc<DriverState>) {
     driver_state.output.lock().started = Timestamp::now();
     let mut task = Task {
-        back_off: BackOff::new(settings.interval.min(BACK_OFF.0)),
+        backoff: Backoff::new(settings.interval.min(BACKOFF.0), BACKOFF.1),
         worked_since: None,
         assembler: Assembler::new(host_paths.clone(), cgroup_v1, settings.interval + settings.deadline),
         settings,
@@ -51,33 +49,13 @@ pub fn start(settings: GpuSettings, host_paths: HostPaths, cgroup_v1: bool, driv
             // a bug must not end the thread, whose end ends the process
             if catch_unwind(AssertUnwindSafe(|| task.run_process())).is_err() {
                 task.log_end(&SessionEnd::Panicked);
-                task.wait(BACK_OFF.1);
+                task.wait(BACKOFF.1);
             }
         }
     };
     let thread = std::thread::Builder::new().name("nvml".into());
     if let Err(error) = thread.spawn(move || run_essential("nvml", run)) {
         tracing::warn!(%error, "starting the thread that supervises the GPU driver failed");
-    }
-}
-
-/// The pause before another process is started.
-#[derive(Debug)]
-struct BackOff {
-    first: Duration,
-    last: Duration,
-}
-
-impl BackOff {
-    fn new(first: Duration) -> Self {
-        Self { first, last: Duration::ZERO }
-    }
-
-    /// Returns the pause after a process that worked for this time.
-    fn pause(&mut self, worked: Duration) -> Duration {
-        let has_worked = worked >= self.last * RESET_FACTOR;
-        self.last = if has_worked { self.first } else { (self.last * 2).min(BACK_OFF.1) };
-        self.last
     }
 }
 
@@ -118,7 +96,7 @@ struct Task {
     host_paths: HostPaths,
     driver_state: Arc<DriverState>,
     assembler: Assembler,
-    back_off: BackOff,
+    backoff: Backoff,
     /// When the current process gave its first reading.
     worked_since: Option<Timestamp>,
     /// The process that was killed and has not ended; while there is one, no other is started.
@@ -139,7 +117,7 @@ impl Task {
         }
         self.count_processes(false);
         if self.unkillable.is_some() {
-            return self.wait(BACK_OFF.0);
+            return self.wait(BACKOFF.0);
         }
         self.worked_since = None;
         let mut process = match DriverProcess::start() {
@@ -147,7 +125,7 @@ impl Task {
             Err(error) => {
                 let text = format!("the NVML process cannot be started: {error}");
                 self.log_end(&SessionEnd::OpenFailed(text));
-                let pause = self.back_off.pause(Duration::ZERO);
+                let pause = self.backoff.delay();
                 return self.wait(pause);
             }
         };
@@ -180,9 +158,10 @@ impl Task {
         if !matches!(end, SessionEnd::Released) {
             // a hang before the first reading is no work, however long it lasts
             let worked = self.worked_since.map_or(Duration::ZERO, |since| Timestamp::now().since(since));
+            self.backoff.reset_if_stable(worked);
             let pause = match end {
-                SessionEnd::Panicked => BACK_OFF.1,
-                _ => self.back_off.pause(worked),
+                SessionEnd::Panicked => BACKOFF.1,
+                _ => self.backoff.delay(),
             };
             self.wait(pause);
         }
@@ -334,20 +313,5 @@ impl Task {
             }
         }
         self.logged_error.clear();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pause_doubles_until_a_process_works_for_long() {
-        let second = Duration::from_secs(1);
-        let mut back_off = BackOff::new(second);
-        let pauses: Vec<_> = (0..7).map(|_| back_off.pause(second).as_secs()).collect();
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
-        assert_eq!(back_off.pause(second * 119).as_secs(), 30);
-        assert_eq!(back_off.pause(second * 120).as_secs(), 1);
     }
 }

@@ -8,6 +8,7 @@ mod waker;
 mod watch_queue;
 pub mod bounds;
 mod kernel_fs;
+mod backoff;
 pub mod capabilities;
 pub mod heap;
 pub mod panics;
@@ -19,6 +20,7 @@ pub mod unix_peer;
 
 use std::path::{Path, PathBuf};
 
+pub use backoff::Backoff;
 pub use kernel_fs::{
     Dir, KernelFile, READ_ERROR_REASONS, ReadError, classify, for_each_notification, take_notifications,
 };

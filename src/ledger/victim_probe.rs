@@ -10,12 +10,13 @@ use std::path::PathBuf;
 use super::interval::Interval;
 use super::reconcile::ProcInfo;
 use crate::discover::{Hierarchy, Version};
+use crate::host::process::read_stat;
 use crate::host::{Dir, HostPaths};
 use crate::ledger::sources::cgroup_namespace::CgroupNamespace;
 use crate::parse::kernel_log::Killed;
 use crate::parse::kernel_log::kills::KillRecord;
 use crate::parse::kernel_log::report::OomReport;
-use crate::parse::process::{Stat, cgroup_path};
+use crate::parse::process::cgroup_path;
 
 /// The start time of a process is exact to a second, because the time of the boot is.
 const START_RESOLUTION: f64 = 1.0;
@@ -76,7 +77,7 @@ impl VictimProbe {
 
     /// Returns whether a process has this name and began before this Unix time; otherwise its pid was reused. `None`: it is gone.
     fn has_started(&self, dir: &Dir, comm: &str, before: f64) -> Option<bool> {
-        let stat = Stat::parse(dir.file("stat").ok()?.read_once(&mut Vec::new()).ok()?)?;
+        let stat = read_stat(dir, &mut Vec::new()).ok()?;
         let since_boot = stat.start_ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
         let started = self.host_paths.boot_time().ok()? as f64 + since_boot;
         Some(crate::parse::printable(&stat.comm) == comm && started <= before)

@@ -12,6 +12,7 @@ use super::client::OtlpClient;
 use super::response::{ExportResult, RejectKind};
 use crate::clock::Timestamp;
 use crate::config::otlp::OtlpTarget;
+use crate::host::Backoff;
 use crate::stats::otlp_stats::{LossReason, OtlpSignal, OtlpStats};
 use crate::text::error_chain;
 
@@ -45,7 +46,7 @@ pub struct RetryingExporter {
     otlp_stats: Arc<OtlpStats>,
     stop: Stop,
     client: Option<OtlpClient>,
-    backoff: Duration,
+    backoff: Backoff,
     failures: u32,
     not_before: Option<Timestamp>,
     /// Reason of the newest failed attempt.
@@ -65,7 +66,7 @@ impl RetryingExporter {
             otlp_stats,
             stop,
             client: None,
-            backoff: INITIAL_BACKOFF,
+            backoff: Backoff::new(INITIAL_BACKOFF, MAX_BACKOFF),
             failures: 0,
             not_before: None,
             reason: String::new(),
@@ -118,7 +119,8 @@ impl RetryingExporter {
             };
             match result {
                 ExportResult::Accepted { rejected, message } => {
-                    (self.backoff, self.failures) = (INITIAL_BACKOFF, 0);
+                    self.backoff.reset();
+                    self.failures = 0;
                     if rejected > 0 {
                         self.mark_failing(&format!("{rejected} items were rejected: {message}"));
                     }
@@ -154,8 +156,7 @@ impl RetryingExporter {
     fn schedule_retry(&mut self, after: Option<Duration>, reason: &str) {
         self.client = None;
         self.failures += 1;
-        let delay = retry_delay(after, with_jitter(self.backoff));
-        self.backoff = (self.backoff * 2).min(MAX_BACKOFF);
+        let delay = retry_delay(after, with_jitter(self.backoff.delay()));
         self.not_before = Some(Timestamp::now().plus(delay));
         tracing::debug!(signal = self.signal.label(), endpoint = %self.target.endpoint, reason, ?delay, "OTLP attempt failed; retrying");
         reason.clone_into(&mut self.reason);

@@ -8,9 +8,8 @@ use super::kernel_log::records::{KmsgRecord, OomLine, RecordAssembler, SyslogTex
 use super::kernel_log::text_log::{TextLine, TextLog};
 use super::kernel_log::{Line, OomReport};
 use super::kubernetes::qos;
-use super::meminfo::Meminfo;
 use super::process::{Command, Launch, Stat, arguments, cgroup_path, resident_and_shared_pages};
-use super::{container_id, keyed, lines, mount, number, printable, psi};
+use super::{container_id, keyed, lines, mount, number, printable};
 
 /// Returns a prefix of a text. Its length depends only on the text, so that failures are reproducible.
 fn cut(text: &[u8]) -> &[u8] {
@@ -23,7 +22,7 @@ fn same_or_nothing<T: PartialEq + std::fmt::Debug>(cut: Option<T>, whole: Option
     assert!(cut.is_none() || cut == whole, "cut: {cut:?}, whole: {whole:?}");
 }
 
-/// Checks files of cgroups: `memory.stat`, limits, `memory.pressure`.
+/// Checks files of cgroups: `memory.stat`, limits.
 pub fn cgroup_files(text: &[u8]) {
     if let Some(value) = number(text) {
         assert_eq!(text.trim_ascii().iter().filter(|byte| !byte.is_ascii_digit()).count(), 0);
@@ -42,37 +41,6 @@ pub fn cgroup_files(text: &[u8]) {
     let later = [b"a_line_of_a_later_kernel 7\nno number\n", text].concat();
     assert_eq!(StatV2::parse(&later), StatV2::parse(text));
     assert_eq!(StatV1::parse(&later), StatV1::parse(text));
-    assert_eq!(psi::stalls(&later), psi::stalls(text));
-    same_or_nothing(psi::stalls(cut(text)), psi::stalls(text));
-}
-
-/// Checks `/proc/meminfo`; the host's PSI has the format of a cgroup's.
-pub fn meminfo(text: &[u8]) {
-    let later = [b"ALineOfALaterKernel: 18446744073709551615 kB\nno number\n", text].concat();
-    assert_eq!(Meminfo::parse(&later), Meminfo::parse(text));
-    let Some(whole) = Meminfo::parse(text) else { return };
-    let optional = |info: &Meminfo| {
-        let recent = [info.k_reclaimable, info.s_reclaimable, info.sec_page_tables, info.percpu];
-        let old = [info.anon_pages, info.shmem, info.s_unreclaim, info.kernel_stack, info.page_tables];
-        [&recent[..], &old[..], &[info.mem_available]].concat()
-    };
-    let required =
-        [whole.mem_total, whole.mem_free, whole.buffers, whole.cached, whole.swap_total, whole.swap_free];
-    let all = optional(&whole).into_iter().chain([whole.hugetlb]).flatten().chain(required);
-    assert!(all.clone().all(|bytes| bytes <= 1 << 58), "{whole:?}");
-    all.reduce(|sum, bytes| sum.checked_add(bytes).expect("the sum does not overflow"));
-    let mut keys: Vec<_> = lines(text).map(|line| line.split(|&byte| byte == b':').next()).collect();
-    let all_keys = keys.len();
-    keys.sort_unstable();
-    keys.dedup();
-    // of two lines with one key the later one counts, which may be cut off
-    if let (true, Some(part)) = (keys.len() == all_keys, Meminfo::parse(cut(text))) {
-        let required_too =
-            [part.mem_total, part.mem_free, part.buffers, part.cached, part.swap_total, part.swap_free];
-        assert_eq!(required_too, required);
-        std::iter::zip(optional(&part), optional(&whole))
-            .for_each(|(part, whole)| same_or_nothing(part, whole));
-    }
 }
 
 /// Checks files of processes: `stat`, `statm`, `cgroup`, `cmdline`, `mountinfo`.
@@ -236,7 +204,7 @@ mod tests {
     }
 
     fn all(text: &[u8]) {
-        for check in [cgroup_files, meminfo, process_files, cgroup_paths, kernel_log] {
+        for check in [cgroup_files, process_files, cgroup_paths, kernel_log] {
             check(text);
         }
     }
@@ -266,7 +234,6 @@ mod tests {
                     assert!(keyed(text).any(|whole| whole == (key, value)));
                 }
                 same_or_nothing(Stat::parse(cut), Stat::parse(text));
-                same_or_nothing(psi::stalls(cut), psi::stalls(text));
                 same_or_nothing(cgroup_path(cut, true), cgroup_path(text, true));
                 same_or_nothing(cgroup_path(cut, false), cgroup_path(text, false));
                 same_or_nothing(mount::find(cut, 25), mount::find(text, 25));

@@ -1,7 +1,8 @@
 //! Parsers from kernel text to structs: bytes in, values out. No I/O, no clock, no log.
 //!
-//! These are hand-written because the text may be invalid UTF-8 (names of processes), because they run once per container and
-//! cycle, or because an absurd number must be an error. memledger reads its own process with the `procfs` crate.
+//! `/proc/meminfo`, pressure, `smaps_rollup` and the process of memledger itself are read with the `procfs` crate. What is parsed
+//! here, it has not (cgroup files), reads lossily (names and paths may be invalid UTF-8, and the ledger compares their bytes), or
+//! reads whole where this reads one value of each process in each cycle (`statm`) or one line of many (`mountinfo`).
 
 pub mod cgroup;
 pub mod container_id;
@@ -10,10 +11,8 @@ pub mod kernel_log;
 pub mod kubernetes;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
-pub mod meminfo;
 pub mod mount;
 pub mod process;
-pub mod psi;
 
 /// The most memory that a GPU plausibly has, 1 PiB: what a driver reports beyond that is a sentinel or an overflow.
 pub const MAX_GPU_MEMORY: u64 = 1 << 50;

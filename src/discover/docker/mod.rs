@@ -37,6 +37,7 @@ use super::reconcile::RuntimeFollower;
 use super::{ConnectionState, ContainerId, EventKind, RuntimeEvent, RuntimeState};
 use crate::clock::Timestamp;
 use crate::config::{Filter, RuntimeEndpoint};
+use crate::host::Backoff;
 use connection::DockerConnection;
 pub use history::history;
 use reconcile::DockerReconciler;
@@ -46,6 +47,8 @@ use transport::{Allowance, is_too_large};
 
 /// Timeout of one whole response. The event stream itself may be idle for ever.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest delay before a socket that does not exist is looked for again.
+const MAX_FILE_DELAY: Duration = Duration::from_secs(1);
 /// Delay before the next connection attempt: the first, doubling up to the last.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
 /// A connection that lasted this long was stable.
@@ -139,7 +142,7 @@ pub async fn follow(
     source: Arc<RuntimeState>,
     mut resume: DockerResumeState,
 ) -> DockerResumeState {
-    let mut pause = RETRY_DELAY.0;
+    let mut backoff = Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1);
     let mut flaps = false;
     let watcher = Watcher { endpoint: &endpoint, filter: &filter, source: &source };
     loop {
@@ -156,14 +159,13 @@ pub async fn follow(
             let lasted = watcher.follow_once(&mut resume, flaps).await;
             flaps = lasted.is_some_and(|lasted| lasted < STABLE_AFTER) || (flaps && lasted.is_none());
             if lasted.is_some_and(|lasted| lasted >= STABLE_AFTER) {
-                pause = RETRY_DELAY.0;
+                backoff.reset();
             }
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(RETRY_DELAY.1);
-        if !endpoint.socket.exists() {
-            pause = pause.min(Duration::from_secs(1)); // checking for a file is cheap: connect soon after it appears
-        }
+        let delay = backoff.delay();
+        // checking for a file is cheap: connect soon after it appears
+        let max_delay = if endpoint.socket.exists() { delay } else { MAX_FILE_DELAY };
+        tokio::time::sleep(delay.min(max_delay)).await;
     }
 }
 
