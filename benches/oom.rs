@@ -269,6 +269,8 @@ fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
             ..ContainerRef::default()
         };
         let kill = Kill {
+            cgroup: "".into(),
+            group: "".into(),
             id,
             at: now - (kills - id) as f64,
             earliest: None,

@@ -139,6 +139,12 @@ pub struct Kill {
     /// `oom_score_adj` of the victim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oom_score_adj: Option<i32>,
+    /// The victim's cgroup, as the kernel names it; empty if unknown.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub cgroup: Arc<str>,
+    /// The cgroup that was killed as a whole with this process (`memory.oom.group`); empty if it was not.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub group: Arc<str>,
     /// The cgroup whose limit was hit, as the kernel names it; empty if unknown or if the host ran out of memory.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub limit_cgroup: Arc<str>,

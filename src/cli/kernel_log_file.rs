@@ -11,10 +11,15 @@ use crate::clock::Timestamp;
 use crate::explain::explain_logged;
 use crate::explain::{LoggedKill, LoggedKills};
 use crate::export::verdict_text::render;
-use crate::parse::kernel_log::text_log::TextLog;
+use crate::parse::kernel_log::text_log::{MissingLines, TextLine, TextLog, UnreadKill};
 
 /// Longer lines are cut: a record of the kernel has at most one kilobyte, and four if each byte is escaped.
 const MAX_LINE_BYTES: u64 = 8 * 1024;
+/// So much of a log is kept, with [`LINE_OVERHEAD`] for each line, in case that its newest lines come first.
+const MAX_REVERSED_BYTES: usize = 8 << 20;
+const LINE_OVERHEAD: usize = 32;
+/// Programs of Windows write UTF-16. So much of it is read.
+const MAX_UTF16_BYTES: u64 = 64 << 20;
 
 /// What is printed of a log.
 #[derive(Debug)]
@@ -53,9 +58,12 @@ pub fn run(query: &LogQuery<'_>) -> anyhow::Result<ExitCode> {
         eprintln!("memledger: {}", none_found(name, query.container, (all, omitted), &log));
         return Ok(ExitCode::FAILURE);
     }
-    print(query, &kills)?;
+    print(query, &kills, missing_lines(&log))?;
     if omitted > 0 {
         eprintln!("{omitted} older OOM kills in {name} are not shown");
+    }
+    if let Some(unread) = log.unread_kill() {
+        eprintln!("{}", unread_text(name, unread));
     }
     if log.is_in_block() {
         eprintln!("{name} ends within a report of the OOM killer: it is cut, or that kill was not logged");
@@ -63,9 +71,31 @@ pub fn run(query: &LogQuery<'_>) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(query: &LogQuery<'_>, kills: &[LoggedKill]) -> anyhow::Result<()> {
+/// Says what is missing in a log because of how its lines were selected.
+fn missing_lines(log: &TextLog) -> Option<&'static str> {
+    log.missing().map(|missing| match missing {
+        MissingLines::Searched => {
+            "The log has only lines that were searched for: the whole report says what used the memory (journalctl -k or dmesg, without grep)."
+        }
+        MissingLines::Priority => {
+            "Lines of priority info are missing, which name the cgroup and the processes: journalctl -k without -p."
+        }
+    })
+}
+
+fn unread_text(name: &str, unread: UnreadKill) -> String {
+    let UnreadKill { line, words, is_shortened } = unread;
+    let hint = if is_shortened {
+        "it is not complete: a screen or a program shortened it (journalctl --no-pager, or dmesg into a file, does not)"
+    } else {
+        "what stands before the kernel's text is of no known form"
+    };
+    format!("line {line} of {name} has `{words}`, but {hint}")
+}
+
+fn print(query: &LogQuery<'_>, kills: &[LoggedKill], missing: Option<&str>) -> anyhow::Result<()> {
     let now = Timestamp::now().unix_seconds();
-    let verdicts = kills.iter().map(|logged| explain_logged(&logged.kill, &logged.log_time, now));
+    let verdicts = kills.iter().map(|logged| explain_logged(logged, missing, now));
     if query.json {
         let verdicts: Vec<_> = verdicts.collect();
         return Ok(super::print(&(serde_json::to_string_pretty(&verdicts)? + "\n"))?);
@@ -74,19 +104,70 @@ fn print(query: &LogQuery<'_>, kills: &[LoggedKill]) -> anyhow::Result<()> {
     Ok(super::print(&screens.join("\n"))?)
 }
 
+/// Reads a log; one whose newest lines come first, from its end.
 fn read(mut input: impl BufRead) -> std::io::Result<(TextLog, LoggedKills)> {
-    let (mut log, mut kills) = (TextLog::default(), LoggedKills::default());
-    let (mut line, mut found) = (Vec::new(), Vec::new());
+    let utf16 = match input.fill_buf()? {
+        [0xff, 0xfe, ..] => Some(u16::from_le_bytes as fn([u8; 2]) -> u16),
+        [0xfe, 0xff, ..] => Some(u16::from_be_bytes as fn([u8; 2]) -> u16),
+        _ => None,
+    };
+    let Some(from_bytes) = utf16 else { return read_lines(input) };
+    let mut bytes = Vec::new();
+    input.take(MAX_UTF16_BYTES).read_to_end(&mut bytes)?;
+    let units = bytes.as_chunks().0.iter().map(|pair| from_bytes(*pair));
+    let text: String =
+        char::decode_utf16(units).map(|unit| unit.unwrap_or(char::REPLACEMENT_CHARACTER)).collect();
+    read_lines(text.as_bytes())
+}
+
+fn read_lines(mut input: impl BufRead) -> std::io::Result<(TextLog, LoggedKills)> {
+    let mut reader = LogReader::default();
+    let (mut line, mut first_lines, mut first_bytes) = (Vec::new(), Vec::new(), 0);
     loop {
         line.clear();
         if input.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line)? == 0 {
-            return Ok((log, kills));
+            break;
         }
         if line.pop_if(|byte| *byte == b'\n').is_none() && line.len() as u64 == MAX_LINE_BYTES {
             input.skip_until(b'\n')?;
         }
-        log.push(&line, &mut found);
-        found.drain(..).for_each(|line| kills.read(line, log.began_usec()));
+        first_bytes += line.len() + LINE_OVERHEAD;
+        if first_bytes <= MAX_REVERSED_BYTES {
+            first_lines.push(line.clone());
+        }
+        reader.push(&line);
+    }
+    if reader.log.is_newest_first() {
+        let mut reversed = LogReader::default();
+        first_lines.iter().rev().for_each(|line| reversed.push(line));
+        return Ok(reversed.finish());
+    }
+    Ok(reader.finish())
+}
+
+/// A log, and the kills in it.
+#[derive(Default)]
+struct LogReader {
+    log: TextLog,
+    kills: LoggedKills,
+    found: Vec<TextLine>,
+}
+
+impl LogReader {
+    fn push(&mut self, line: &[u8]) {
+        self.log.push(line, &mut self.found);
+        self.read_found();
+    }
+
+    fn read_found(&mut self) {
+        let began = self.log.began_usec();
+        self.found.drain(..).for_each(|line| self.kills.read(line, began));
+    }
+
+    fn finish(mut self) -> (TextLog, LoggedKills) {
+        self.log.finish(&mut self.found);
+        self.read_found();
+        (self.log, self.kills)
     }
 }
 
@@ -108,13 +189,14 @@ fn none_found(name: &str, container: Option<&str>, (all, omitted): (u64, u64), l
             }
         ),
         (_, _, 0) => format!("{name} is empty"),
-        (_, _, lines) if log.kernel_lines() == 0 => {
-            format!("no OOM kill in {name}: none of its {lines} lines has the form of a kernel log{cut}")
-        }
-        (_, _, lines) => format!(
-            "no OOM kill in {name} ({lines} lines, {} of the kernel){cut}. A log of `dmesg` begins where the kernel's ring buffer was \
-             overwritten; `journalctl -k` reaches further back",
-            log.kernel_lines()
-        ),
+        (_, _, lines) => match log.unread_kill() {
+            Some(unread) => format!("no OOM kill could be read: {}{cut}", unread_text(name, unread)),
+            None if log.kernel_lines() == 0 => {
+                format!("no OOM kill in {name}: none of its {lines} lines has the form of a kernel log{cut}")
+            }
+            None => {
+                format!("no OOM kill in {name} ({lines} lines, {} of the kernel){cut}", log.kernel_lines())
+            }
+        },
     }
 }

@@ -6,12 +6,11 @@
 use std::sync::Arc;
 
 use super::limit::{LimitSetter, inside, limit_bytes, limit_of};
-use super::text::{bytes, lasted, name, path, role_one, roles, signal_of, time};
+use super::place::CgroupPlace;
+use super::text::{bytes, lasted, name, role_one, roles, signal_of, time};
 use super::verdict::{SIGKILL, full_shm};
 use super::{Cause, RunSummary, cuda_oom, report};
-use crate::events::{
-    ContainerRef, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, RoleUsage, UsageSample,
-};
+use crate::events::{Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, RoleUsage, UsageSample};
 use crate::runs::hit_limit::LimitPosition;
 
 /// Share of a limit that is left free when a number of workers is computed: they grow, and the kernel needs some.
@@ -20,28 +19,34 @@ const FREE_SHARE: f64 = 0.1;
 const MIN_EXPLAINED: f64 = 0.8;
 /// Page cache above this share of the usage may look like the cause.
 const MIN_CACHE_SHARE: f64 = 0.1;
+/// Pieces of advice.
+const MAX_ADVICE: usize = 4;
 /// Growth below this share of the usage is ignored.
 const MIN_GROWTH: f64 = 0.05;
 
 /// Returns the advice, the most promising first.
 pub(super) fn of<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>) -> Vec<String> {
-    // a service at its own limit is outside containers, too
-    let is_own_limit =
-        cause == Cause::OomHostProcess && lead.is_some_and(|kill| kill.scope == OomScope::Container);
-    let is_host = matches!(cause, Cause::OomHost | Cause::OomHostProcess) && !is_own_limit;
     let mut proven = lead.map(|kill| report::of(kill, run)).unwrap_or_default();
     let mut advice = Vec::new();
-    if !is_host {
-        advice.append(&mut proven);
+    // what programs held is no help where something else filled the host
+    let is_host = matches!(cause, Cause::OomHost | Cause::OomHostProcess);
+    if !is_host || !lead.is_some_and(report::is_host_without_programs) {
+        by_cause(cause, run, lead, &mut advice);
     }
-    match (cause, lead) {
-        (Cause::OomHostProcess, Some(kill)) if is_own_limit => own_limit(kill, &mut advice),
-        _ => by_cause(cause, run, lead, &mut advice),
+    if cause == Cause::OomPanic {
+        proven.clear(); // what the figures mean is in its advice
     }
-    // on a host the other containers come first
-    advice.append(&mut proven);
     if let Some(kill) = lead {
         score(kill, run, &mut advice);
+    }
+    // both kinds, and neither alone
+    proven.truncate(MAX_ADVICE.saturating_sub(advice.len()).max(1));
+    advice.truncate(MAX_ADVICE - proven.len());
+    // on a host the other containers come first
+    if is_host {
+        advice.extend(proven)
+    } else {
+        advice.splice(0..0, proven).for_each(drop)
     }
     advice
 }
@@ -53,6 +58,9 @@ fn by_cause<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>, advi
         (Cause::OomSysrq, _) => {}
         (Cause::OomNodes, _) => nodes(advice),
         (Cause::OomHost | Cause::OomHostProcess, _) => host(run, lead, before, advice),
+        (Cause::OomCgroupLimit, Some(kill)) => own_limit(kill, advice),
+        (Cause::OomNoVictim, Some(kill)) => no_victim(kill, run, advice),
+        (Cause::OomPanic, Some(kill)) => panicked(kill, advice),
         (Cause::OomParentLimit, Some(kill)) => parent(kill, run, before, advice),
         (Cause::OomLimitShm, Some(kill)) => shared(kill, run, before, advice),
         (
@@ -97,15 +105,50 @@ fn by_cause<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>, advi
 
 /// Advises on the limit of a cgroup that is no container's.
 fn own_limit(kill: &Kill, advice: &mut Vec<String>) {
-    let which = match &*kill.limit_cgroup {
-        "" => "its cgroup".into(),
-        limit_cgroup => path(limit_cgroup),
-    };
-    let setting = match LimitSetter::of(&ContainerRef::default(), &kill.limit_cgroup) {
-        LimitSetter::Systemd => " (MemoryMax= of a systemd unit)",
-        _ => "",
-    };
-    advice.push(format!("Raise the memory limit of {which}{setting}, or run less in it."));
+    advice.push(CgroupPlace::of(&kill.limit_cgroup).advice(&now(kill.limit_bytes)));
+}
+
+/// Returns ` (now 2.0 GiB)`; empty if it is unknown.
+fn now(limit: Option<u64>) -> String {
+    limit.map_or_else(String::new, |limit| format!(" (now {})", bytes(limit)))
+}
+
+fn no_victim<'a>(kill: &'a Kill, run: &RunSummary<'a>, advice: &mut Vec<String>) {
+    if kill.scope == OomScope::Host {
+        advice.push(
+            "Let some processes be killed: an oom_score_adj above -1000 for all but the most important."
+                .to_owned(),
+        );
+        return;
+    }
+    advice.push(
+        "Let one of its processes be killed: an oom_score_adj above -1000 (docker run --oom-score-adj; a process inherits it), so that it \
+         ends and is restarted in place of hanging."
+            .to_owned(),
+    );
+    if limit_of(kill, run) == LimitPosition::Own {
+        raise(kill, run, advice);
+    } else {
+        advice.push(CgroupPlace::of(&kill.limit_cgroup).advice(&now(kill.limit_bytes)));
+    }
+}
+
+fn panicked(kill: &Kill, advice: &mut Vec<String>) {
+    advice.push(
+        "vm.panic_on_oom=0 lets the kernel kill a process in place of the machine; with 1 it panics unless the request was restricted to \
+         some NUMA nodes or a cgroup, with 2 (compulsory) always."
+            .to_owned(),
+    );
+    if let Some(report) = kill.report.as_deref().filter(|report| report.host)
+        && let (Some(free), Some(all)) = (report.free_bytes, report.limit_bytes)
+        && free > all / 20
+    {
+        advice.push(format!(
+            "{} of {} were free: most likely the program was restricted to NUMA nodes whose memory was used up (numactl --membind, a cpuset).",
+            bytes(free),
+            bytes(all)
+        ));
+    }
 }
 
 fn error_exit(run: &RunSummary<'_>, advice: &mut Vec<String>) {
@@ -283,10 +326,21 @@ fn raise<'a>(kill: &'a Kill, run: &RunSummary<'a>, advice: &mut Vec<String>) {
             kill.limit_bytes.map_or_else(String::new, |limit| format!("; now {}", bytes(limit)))
         ),
         _ => {
-            let limit = LimitSetter::of(run.subject, &kill.limit_cgroup).limit(kill.limit_bytes);
-            format!("{verb} the memory limit{limit}. A kill does not show by how much.")
+            format!("{verb} {}. A kill does not show by how much.", limit_setting(kill, run))
         }
     });
+}
+
+/// Returns the names of the setting of the limit that was hit, and its value.
+fn limit_setting(kill: &Kill, run: &RunSummary<'_>) -> String {
+    let with_swap = kill.report.as_ref().is_some_and(|report| report.with_swap);
+    match LimitSetter::of(run.subject, &kill.limit_cgroup) {
+        LimitSetter::Engine if with_swap => {
+            let now = kill.limit_bytes.map_or_else(String::new, |limit| format!("; now {}", bytes(limit)));
+            format!("the limit of memory and swap together (--memory-swap, memswap_limit{now})")
+        }
+        setter => format!("the memory limit{}", setter.limit(kill.limit_bytes)),
+    }
 }
 
 /// Mentions growth over the samples, which a higher limit only delays.
@@ -356,33 +410,25 @@ fn shared(kill: &Kill, run: &RunSummary<'_>, before: Option<&PriorUsage>, advice
             workers_now(before)
         ));
     }
-    let limit = LimitSetter::of(run.subject, &kill.limit_cgroup).limit(kill.limit_bytes);
-    advice.push(format!("Or raise the memory limit{limit}."));
+    advice.push(format!("Or raise {}.", limit_setting(kill, run)));
     page_cache(kill, before, advice);
 }
 
 fn parent<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
-    let which =
-        if kill.limit_cgroup.is_empty() { "the cgroup above".into() } else { path(&kill.limit_cgroup) };
-    let now = limit_bytes(kill, run).map_or_else(String::new, |limit| format!(" (now {})", bytes(limit)));
-    let how = match LimitSetter::of(run.subject, &kill.limit_cgroup) {
-        LimitSetter::Kubernetes => {
-            "resources.limits.memory of the pod's containers, whose sum is the pod's limit"
-        }
-        LimitSetter::Systemd => {
-            "systemctl set-property SLICE MemoryMax=..., or docker run --cgroup-parent with another one"
-        }
-        LimitSetter::Engine | LimitSetter::Unknown => {
-            "memory.max (cgroup v1: memory.limit_in_bytes), which the program that made it sets; or start the container below another \
-             cgroup (docker run --cgroup-parent)"
-        }
-    };
-    advice.push(format!("Raise the limit of {which}{now}: {how}."));
-    advice.push(
-        "All containers below that cgroup share its limit, and the kernel kills the largest, not the one that grew: \
-         give each a limit of its own, so that the one that grows is the one that is killed."
-            .to_owned(),
-    );
+    let now = now(limit_bytes(kill, run));
+    let place = CgroupPlace::of(&kill.limit_cgroup);
+    if kill.limit_cgroup.is_empty() {
+        advice.push(format!("Raise the limit of the cgroup above{now}, or start the container below another one (docker run --cgroup-parent)."));
+    } else {
+        advice.push(place.advice(&now));
+    }
+    if !matches!(place, CgroupPlace::AllPods { .. }) {
+        advice.push(
+            "All containers below that cgroup share its limit, and the kernel kills the largest, not the one that grew: \
+             give each a limit of its own, so that the one that grows is the one that is killed."
+                .to_owned(),
+        );
+    }
     if let Some(workers) = held_by(before, "dataloader_worker").and_then(|held| Some((held, held.pss_bytes?)))
     {
         advice.push(format!(
@@ -399,7 +445,9 @@ fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, 
     let own = &*run.subject.identity.name;
     let holders = before.map(|before| before.holders.as_slice()).unwrap_or_default();
     let Some(most) = holders.first() else {
-        if lead.is_none_or(|kill| kill.report.is_none()) {
+        if run.log_time.is_some() {
+            // a log from elsewhere: what to do there comes below
+        } else if lead.is_none_or(|kill| kill.report.is_none()) {
             advice.push(
             "The holders of the memory are not recorded. To see them while it happens, rank containers by \
              memledger_container_memory_unreclaimable_bytes of `memledger serve`."
@@ -558,28 +606,20 @@ fn bus(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     ));
 }
 
-/// Explains the effect of an oom_score_adj.
+/// Explains the effect of an oom_score_adj that may have decided who was killed: where the kernel's table does not show it.
 fn score(kill: &Kill, run: &RunSummary<'_>, advice: &mut Vec<String>) {
-    let Some(adj) = kill.oom_score_adj.filter(|adj| *adj != 0) else { return };
+    let Some(adj) = kill.oom_score_adj.filter(|adj| *adj > 0) else { return };
+    let has_table = kill.report.as_ref().is_some_and(|report| report.process_count.is_some());
+    // Kubernetes sets one for all processes of a container, which decides nothing among them
+    let is_pod = !run.subject.identity.k8s_pod.is_empty() || kill.cgroup.contains("kubepods");
+    if has_table || (is_pod && kill.scope == OomScope::Container) {
+        return;
+    }
     let what = if kill.role.is_empty() || &*kill.role == "other" { "process" } else { role_one(&kill.role) };
-    let thousandths = adj.unsigned_abs();
-    let mut text = if adj > 0 {
-        format!(
-            "The {what} had oom_score_adj {adj}: the kernel counts it as {thousandths}/1000 of the memory larger than it \
-             is, so it dies before larger ones."
-        )
-    } else {
-        format!(
-            "The {what} had oom_score_adj {adj}: the kernel counts it as {thousandths}/1000 of the memory smaller, and \
-             still it was the largest left."
-        )
-    };
-    text.push_str(if run.subject.identity.k8s_pod.is_empty() {
-        " docker run --oom-score-adj sets it."
-    } else {
-        " Kubernetes sets it by the pod's QoS class: requests equal to limits (Guaranteed) make it low."
-    });
-    advice.push(text);
+    let who = if is_pod { " Kubernetes sets it by the pod's QoS class." } else { "" };
+    advice.push(format!(
+        "The {what} had oom_score_adj {adj}: the kernel counts {adj}/1000 of the memory more for it, so it dies before larger ones.{who}"
+    ));
 }
 
 /// Returns the command that shows the container's log, with a name that needs no quoting in a shell.

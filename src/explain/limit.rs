@@ -43,7 +43,8 @@ impl LimitSetter {
     /// Returns who sets the limit of this container, whose limit `cgroup` is if it is known.
     pub(super) fn of(subject: &ContainerRef, cgroup: &str) -> Self {
         let id = &*subject.container_id;
-        let is_own = cgroup.is_empty() || cgroup.rsplit('/').next().is_some_and(|last| last.contains(id));
+        let own = cgroup.strip_suffix("/container").unwrap_or(cgroup);
+        let is_own = cgroup.is_empty() || own.rsplit('/').next().is_some_and(|last| last.contains(id));
         if !subject.identity.k8s_pod.is_empty() || cgroup.contains("kubepods") {
             Self::Kubernetes
         } else if !id.is_empty() && is_own {

@@ -12,19 +12,25 @@ use crate::ledger::sources::kernel_log::LogEntry;
 use crate::parse::container_id;
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 use crate::parse::kernel_log::text_log::TextLine;
+use crate::parse::kernel_log::{Killed, Line, NoKill};
 
 /// Maximum number of kills that are kept, the newest.
 const MAX_KILLS: usize = 1_000;
+
+/// Length of a pod's UID.
+const MIN_POD_UID: usize = 32;
 
 /// A kill of a log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoggedKill {
     /// The kill.
     pub kill: Kill,
+    /// Processes that were killed with it, because their whole cgroup was (`memory.oom.group`).
+    pub killed_with: Vec<Kill>,
+    /// The OOM ended without a kill: the kill has no victim.
+    pub no_kill: Option<NoKill>,
     /// Its time as the log has it; empty without one.
     pub log_time: String,
-    /// The cgroup of the victim; empty if unknown.
-    pub cgroup: String,
 }
 
 /// Collects the kills of a log.
@@ -46,6 +52,23 @@ impl LoggedKills {
         }
         let TextLine { found, stamp } = line;
         let LogEntry { position, line, text, report } = LogEntry::from(found);
+        if let Line::NoKill(no_kill @ (NoKill::NoVictim | NoKill::Panic)) = line {
+            let report = report.map(|report| Arc::new(complete(&report, |_| {})));
+            let context = self.block.context().cloned();
+            // a kernel that panics because no process may be killed writes both
+            let mut kill =
+                Kill::of_record(position.usec, &text, &Killed::default(), context.as_ref(), report);
+            kill.pid = None;
+            let paths = context.map(|context| context.task_cgroups).unwrap_or_default();
+            kill.owner = match &paths[..] {
+                [] if kill.limit_cgroup.is_empty() => KillOwner::Unattributed,
+                [] => owner(&[&kill.limit_cgroup]),
+                paths => owner(&paths.iter().map(String::as_str).collect::<Vec<_>>()),
+            };
+            self.add(LoggedKill { kill, killed_with: vec![], no_kill: Some(no_kill), log_time: stamp });
+            self.block.push(position.usec, &line, None);
+            return;
+        }
         match self.block.push(position.usec, &line, report.as_ref()) {
             Some(KillRecord::Kill { killed, context, group, report }) => {
                 let paths =
@@ -55,26 +78,51 @@ impl LoggedKills {
                 if paths.is_empty() {
                     paths.extend(group.as_deref());
                 }
-                self.number += 1;
+                let reported =
+                    report.as_ref().map(|report| report.cgroup.clone()).filter(|path| !path.is_empty());
+                if paths.is_empty() {
+                    // the victim was in or below the cgroup whose counters the kernel printed
+                    paths.extend(reported.as_deref());
+                }
                 let report = report.map(|report| Arc::new(complete(&report, |_| {})));
                 let mut kill = Kill::of_record(position.usec, &text, &killed, context.as_ref(), report);
-                (kill.id, kill.owner) = (self.number, owner(&paths));
-                let cgroup = if let [path] = paths[..] { path.to_owned() } else { String::new() };
-                self.kills.push_back(LoggedKill { kill, log_time: stamp, cgroup });
-                if self.kills.len() > MAX_KILLS {
-                    self.kills.pop_front();
-                    self.omitted += 1;
+                kill.owner = owner(&paths);
+                if let [path] = paths[..] {
+                    kill.cgroup = path.into();
                 }
+                kill.group = group.as_deref().unwrap_or_default().into();
+                self.add(LoggedKill { kill, killed_with: vec![], no_kill: None, log_time: stamp });
             }
             Some(KillRecord::Group { pid, path }) => {
                 let mut newest = self.kills.iter_mut().rev();
-                if let Some(logged) = newest.find(|logged| logged.kill.pid == Some(pid))
-                    && logged.cgroup.is_empty()
-                {
-                    (logged.kill.owner, logged.cgroup) = (owner(&[&path]), path);
+                if let Some(logged) = newest.find(|logged| logged.kill.pid == Some(pid)) {
+                    logged.kill.group = path.as_str().into();
+                    if logged.kill.cgroup.is_empty() {
+                        (logged.kill.owner, logged.kill.cgroup) = (owner(&[&path]), path.into());
+                    }
                 }
             }
             Some(KillRecord::Second { .. }) | None => {}
+        }
+    }
+
+    fn add(&mut self, mut logged: LoggedKill) {
+        self.number += 1;
+        logged.kill.id = self.number;
+        let is_with = |first: &&mut LoggedKill| {
+            first.no_kill.is_none() && !logged.kill.group.is_empty() && first.kill.group == logged.kill.group
+        };
+        // the first of a group is the victim that the kernel chose, and its line comes before that of the group
+        if let Some(first) = self.kills.back_mut().filter(is_with)
+            && first.killed_with.len() < MAX_KILLS
+        {
+            first.killed_with.push(logged.kill);
+            return;
+        }
+        self.kills.push_back(logged);
+        if self.kills.len() > MAX_KILLS {
+            self.kills.pop_front();
+            self.omitted += 1;
         }
     }
 
@@ -88,13 +136,21 @@ impl LoggedKill {
     /// Returns true if the victim was in this container (its id, or the beginning of it), was in a cgroup with this name, or has
     /// this name itself.
     pub fn matches(&self, wanted: &str) -> bool {
-        let id = match &self.kill.owner {
-            KillOwner::Container(subject) => &*subject.container_id,
-            _ => "",
+        let is_of = |kill: &Kill| {
+            let id = match &kill.owner {
+                KillOwner::Container(subject) => &*subject.container_id,
+                _ => "",
+            };
+            let uid = wanted.replace('-', "_");
+            let is_pod = |part: &str| {
+                let own = part.strip_suffix(".slice").unwrap_or(part);
+                wanted.len() >= MIN_POD_UID && (own.ends_with(wanted) || own.ends_with(&uid))
+            };
+            id.starts_with(wanted)
+                || *kill.process == *wanted
+                || kill.cgroup.split('/').any(|part| part == wanted || is_pod(part))
         };
-        id.starts_with(wanted)
-            || *self.kill.process == *wanted
-            || self.cgroup.split('/').any(|part| part == wanted)
+        std::iter::once(&self.kill).chain(&self.killed_with).any(is_of)
     }
 }
 

@@ -13,6 +13,7 @@ mod cuda_oom;
 mod limit;
 pub mod live;
 mod log_file;
+mod place;
 mod report;
 mod verdict;
 mod text;
@@ -67,8 +68,14 @@ pub enum Cause {
     OomUnnamed,
     /// Only the runtime's OOMKilled flag is left of an OOM kill.
     OomFlagOnly,
-    /// An OOM kill of a process outside containers.
+    /// An OOM kill of a process outside containers, because the host ran out of memory.
     OomHostProcess,
+    /// The limit of a cgroup outside the containers of runtimes: of a service, a job, a session, or a container of LXC.
+    OomCgroupLimit,
+    /// A limit or the host's memory was reached, and no process could be killed.
+    OomNoVictim,
+    /// The kernel panicked instead of killing a process (`vm.panic_on_oom`).
+    OomPanic,
     /// An OOM kill without a known owner.
     OomUnattributed,
     /// The container's `/dev/shm` was full or nearly full at its exit.
@@ -107,7 +114,7 @@ pub enum Cause {
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Cause; 29] = [
+    pub const ALL: [Cause; 32] = [
         Cause::OomLimitMain,
         Cause::OomLimitWorker,
         Cause::OomLimitWorkerThenExit,
@@ -120,6 +127,9 @@ impl Cause {
         Cause::OomUnnamed,
         Cause::OomFlagOnly,
         Cause::OomHostProcess,
+        Cause::OomCgroupLimit,
+        Cause::OomNoVictim,
+        Cause::OomPanic,
         Cause::OomUnattributed,
         Cause::ShmFull,
         Cause::KilledOutside,
@@ -156,6 +166,9 @@ impl Cause {
             Cause::OomUnnamed => "OUT OF MEMORY, known from the kernel's counters only",
             Cause::OomFlagOnly => "OUT OF MEMORY, by the runtime's flag only",
             Cause::OomHostProcess => "OUT OF MEMORY: a process outside containers was killed",
+            Cause::OomCgroupLimit => "OUT OF MEMORY at the limit of its cgroup",
+            Cause::OomNoVictim => "OUT OF MEMORY, and no process may be killed",
+            Cause::OomPanic => "OUT OF MEMORY: the kernel panicked",
             Cause::OomUnattributed => "OUT OF MEMORY: a process was killed, owner unknown",
             Cause::ShmFull => "SHARED MEMORY FULL",
             Cause::KilledOutside => "KILLED (SIGKILL), not an OOM kill",
@@ -255,10 +268,10 @@ impl<'a> RunSummary<'a> {
     }
 }
 
-/// Returns the verdict on a kill in a kernel log from elsewhere, where nothing else is known. `log_time`: its time as the log
-/// has it.
-pub fn explain_logged(kill: &Kill, log_time: &str, now: f64) -> Verdict {
-    let log_time = Some(log_time);
+/// Returns the verdict on a kill in a kernel log from elsewhere, where nothing else is known. `missing`: what the log lacks, for a kill
+/// without a whole report.
+pub fn explain_logged(logged: &LoggedKill, missing: Option<&str>, now: f64) -> Verdict {
+    let (kill, log_time) = (&logged.kill, Some(&*logged.log_time));
     let none = ContainerRef::default();
     let subject = match &kill.owner {
         KillOwner::Container(subject) => subject,
@@ -266,16 +279,21 @@ pub fn explain_logged(kill: &Kill, log_time: &str, now: f64) -> Verdict {
     };
     let run = RunSummary {
         subject,
-        kills: vec![kill],
+        kills: std::iter::once(kill).chain(&logged.killed_with).collect(),
         exit: None,
         cuda_ooms: vec![],
         unattributed_kills: vec![],
         log_time,
     };
-    match kill.owner {
-        KillOwner::Container(_) => verdict::verdict(&run, now),
-        _ => verdict::outside_containers(&run, kill, now),
+    let mut verdict = match (logged.no_kill, &kill.owner) {
+        (Some(no_kill), _) => verdict::without_kill(&run, kill, no_kill, now),
+        (None, KillOwner::Container(_)) => verdict::verdict(&run, now),
+        (None, _) => verdict::outside_containers(&run, kill, now),
+    };
+    if kill.report.as_ref().is_none_or(|report| report.incomplete || report.process_count.is_none()) {
+        verdict.advice.splice(0..0, missing.map(str::to_owned));
     }
+    verdict
 }
 
 /// Returns true if the kill ended the container.

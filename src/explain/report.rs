@@ -14,12 +14,17 @@ const MOST: f64 = 0.5;
 const MIN_ALIKE: usize = 4;
 /// From this free share of a host's memory on, what filled the rest does not explain why it ran out.
 const MUCH_FREE: f64 = 0.05;
+/// The kernel's counters of a process may exceed what is charged by this factor.
+const MAX_EXCESS: f64 = 1.1;
 /// From this used share on, swap is exhausted: the kernel keeps some for itself.
 const SWAP_FULL: f64 = 0.98;
 
 /// Returns what the report of a kill proves, with advice, the most telling first.
 pub(super) fn of<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Vec<String> {
-    let Some(report) = kill.report.as_deref() else { return vec![] };
+    let Some(report) = kill.report.as_deref() else {
+        let shmem = kill.shmem_bytes.filter(|shmem| Some(*shmem) > kill.anon_bytes);
+        return shmem.map(shared_memory_of_victim).into_iter().collect();
+    };
     if report.order == Some(-1) {
         return vec![
             "This kill was requested by sysrq (Alt+SysRq+F, or f written to /proc/sysrq-trigger): memory need not have run out. \
@@ -32,27 +37,60 @@ pub(super) fn of<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Vec<String> {
     let of_all = |found: Option<String>| found.filter(|_| report.nodes.is_empty() && free.is_none());
     let fragmented = fragmentation(report).filter(|_| report.nodes.is_empty());
     let unusable = free.filter(|_| fragmented.is_none()).map(|free| {
+        let cma = report.free_cma_bytes.map_or_else(String::new, |cma| {
+            format!(
+                " {} of them are reserved for contiguous allocations of devices (CMA), which most requests may not use: a smaller cma= on the \
+                 kernel's command line frees them.",
+                bytes(cma)
+            )
+        });
         format!(
             "{} were free, but not for this request: it was for memory of a certain zone, such as that below 4 GiB, or for contiguous \
-             pages, or vm.min_free_kbytes reserves that much.",
+             pages, or vm.min_free_kbytes reserves that much.{cma}",
             bytes(free)
         )
     });
+    let memory_and_swap = (report.with_swap)
+        .then(|| {
+            let swap = report.swap_bytes?;
+            let memory = bytes(report.usage_bytes?.saturating_sub(swap));
+            Some(format!(
+                "Memory and swap together reached their limit, with {memory} of memory and {} of swap: the memory limit alone was not.",
+                bytes(swap)
+            ))
+        })
+        .flatten();
+    let victims_shmem =
+        kill.shmem_bytes.filter(|shmem| report.shmem_bytes.is_none() && Some(*shmem) > kill.anon_bytes);
+    let victims_shmem = victims_shmem.map(shared_memory_of_victim);
     let found = [
+        memory_and_swap,
+        fragmented,
         unusable,
+        victims_shmem,
         of_all(kind(kill, report, run)),
         of_all(largest(kill, report, run)),
         victim(kill, report, run),
         of_all(swap(kill, report, run)),
-        fragmented,
     ];
-    let mut advice: Vec<String> = found.into_iter().flatten().collect();
-    if report.incomplete {
-        advice.push(
-            "Part of the kernel's report is missing. On a live host, boot with a larger kernel log: log_buf_len=4M.".to_owned(),
-        );
-    }
-    advice
+    found.into_iter().flatten().collect()
+}
+
+/// Returns whether the host's memory was full, or a request could not be served, for another reason than what programs held.
+pub(super) fn is_host_without_programs(kill: &Kill) -> bool {
+    let Some(report) = kill.report.as_deref().filter(|report| report.host) else { return false };
+    let usage = report.usage_bytes.unwrap_or(u64::MAX) as f64;
+    let is_most = |amount: Option<u64>| amount.is_some_and(|amount| amount as f64 >= MOST * usage);
+    free_but_unusable(kill).is_some() || is_most(report.kernel_bytes) || is_most(report.hugetlb_bytes)
+}
+
+/// Explains shared memory of the victim, which its end does not free.
+fn shared_memory_of_victim(shmem: u64) -> String {
+    format!(
+        "The victim had {} of shared memory resident (files on a tmpfs, memfd), which counts against the limit and stays until it is \
+         removed or no process has it open.",
+        bytes(shmem)
+    )
 }
 
 /// Returns how much memory the host had free at a kill, if that was much: then the request could not be served by it.
@@ -109,11 +147,18 @@ fn kind<'a>(kill: &'a Kill, report: &OomReport, run: &RunSummary<'a>) -> Option<
         ));
     }
     if let Some(kernel) = report.kernel_bytes.filter(is_most) {
-        return Some(format!(
-            "Memory of the kernel filled {full}: {}. It grows with open files, sockets, processes and their page tables, and \
-             with names in the file system that programs look up.",
-            share(kernel)
-        ));
+        let holders: Vec<String> = report
+            .kernel_holders
+            .iter()
+            .map(|holder| format!("{} {}", name(&holder.name), bytes(holder.bytes)))
+            .collect();
+        let more = if holders.is_empty() {
+            "It grows with open files, sockets, processes and their page tables, and with names in the file system that programs look up."
+                .to_owned()
+        } else {
+            format!("The largest: {}.", holders.join(", "))
+        };
+        return Some(format!("Memory of the kernel filled {full}: {}. {more}", share(kernel)));
     }
     if let Some(huge) = report.hugetlb_bytes.filter(is_most) {
         return Some(format!(
@@ -131,6 +176,12 @@ fn largest<'a>(kill: &'a Kill, report: &OomReport, run: &RunSummary<'a>) -> Opti
     let first = report.processes.first()?;
     // mapped files can be shared with processes elsewhere
     let own = first.rss_bytes.saturating_sub(first.file_bytes.unwrap_or(0));
+    // more than all that was charged: the counters differ, and prove nothing
+    let charged =
+        report.anon_bytes.zip(report.shmem_bytes).map_or(usage, |(anon, shmem)| anon.saturating_add(shmem));
+    if own as f64 > MAX_EXCESS * charged.min(usage) as f64 {
+        return None;
+    }
     if own as f64 >= MOST * usage as f64 {
         let victim = kill.pid.and_then(|pid| report.victim(pid));
         let which = if victim.is_some_and(|row| row.pid == first.pid) { ", the victim," } else { "" };
@@ -227,11 +278,11 @@ fn resident_and_swap(resident: u64, swap: u64) -> String {
 
 /// Describes swap that was exhausted, or not there.
 fn swap(kill: &Kill, report: &OomReport, run: &RunSummary<'_>) -> Option<String> {
-    let limit = report.swap_limit_bytes?;
+    let limit = report.swap_limit_bytes.filter(|_| !report.with_swap)?;
     if limit == 0 {
         let text = match (kill.scope, LimitSetter::of(run.subject, &kill.limit_cgroup)) {
             (OomScope::Host, _) => "The host has no swap: some swap gives idle memory a place.",
-            (_, LimitSetter::Kubernetes | LimitSetter::Unknown) => "This cgroup may use no swap.",
+            (_, LimitSetter::Kubernetes | LimitSetter::Unknown) => return None,
             (_, LimitSetter::Systemd) => "This cgroup may use no swap: MemorySwapMax= permits some.",
             (_, LimitSetter::Engine) => {
                 "This cgroup may use no swap: --memory-swap above --memory permits some."

@@ -1,15 +1,21 @@
 //! Determines the cause and the sentence that describes it.
 
 use super::limit::{inside, limit_bytes, limit_of};
-use super::text::{bytes, lasted, name, path, role_one, signal, signal_of, time};
+use super::place::CgroupPlace;
+use super::text::{bytes, lasted, name, role_one, signal, signal_of, time};
 use super::{Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, last_sample, report};
 use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
+use crate::parse::kernel_log::NoKill;
 use crate::runs::hit_limit::LimitPosition;
 
 /// From this used share on, a `/dev/shm` counts as full: another batch does not fit.
 const SHM_FULL_ABOVE: f64 = 0.9;
 /// SIGBUS, raised by a write to a full `/dev/shm`.
 const SIGBUS: i64 = 7;
+/// Kills of one `memory.oom.group` are that close in time.
+const GROUP_SECONDS: f64 = 3.0;
+/// Names of processes that are listed.
+const MAX_NAMED: usize = 5;
 pub(super) const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 /// A time in a log from elsewhere that is at least this many seconds is a Unix time, and none since the host's start.
@@ -89,35 +95,48 @@ pub fn is_cuda_oom(cause: Cause) -> bool {
 
 /// Returns the verdict on a kill outside containers.
 pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: f64) -> Verdict {
-    let (cause, confidence, owner) = match kill.owner {
-        KillOwner::Host if is_requested(kill) => {
-            (Cause::OomSysrq, Confidence::Certain, "It belongs to no container.")
+    let is_known = kill.owner == KillOwner::Host;
+    let limit = CgroupPlace::of(&kill.limit_cgroup);
+    let (cause, confidence) = match kill.scope {
+        _ if !is_known && run.log_time.is_none() => (Cause::OomUnattributed, Confidence::Unsure),
+        _ if is_requested(kill) => (Cause::OomSysrq, Confidence::Certain),
+        OomScope::Host if nodes_of(kill).is_some() => (Cause::OomNodes, Confidence::Certain),
+        OomScope::Host if is_known => (Cause::OomHostProcess, Confidence::Certain),
+        OomScope::Host => (Cause::OomHost, Confidence::Certain),
+        OomScope::Container if is_known => (Cause::OomCgroupLimit, Confidence::Certain),
+        OomScope::Container => (Cause::OomUnattributed, Confidence::Unsure),
+    };
+    let is_in_limit = kill.scope == OomScope::Container && limit == CgroupPlace::of(&kill.cgroup);
+    let owner = match kill.owner {
+        KillOwner::Host if kill.cgroup.is_empty() || &*kill.cgroup == "/" || is_in_limit => {
+            "It belongs to no container of Docker, Podman or Kubernetes.".to_owned()
         }
-        KillOwner::Host if nodes_of(kill).is_some() => {
-            (Cause::OomNodes, Confidence::Certain, "It belongs to no container.")
+        KillOwner::Host => {
+            format!(
+                "It ran in {}, in no container of Docker, Podman or Kubernetes.",
+                CgroupPlace::of(&kill.cgroup).noun()
+            )
         }
-        KillOwner::Host => (Cause::OomHostProcess, Confidence::Certain, "It belongs to no container."),
-        KillOwner::Pending => (
-            Cause::OomUnattributed,
-            Confidence::Unsure,
-            "Evidence of its owner may still arrive: retry in a few seconds.",
-        ),
-        _ => (
-            Cause::OomUnattributed,
-            Confidence::Unsure,
-            "No evidence shows its container or that it had none.",
-        ),
+        KillOwner::Pending => "Evidence of its owner may still arrive: retry in a few seconds.".to_owned(),
+        // since 5.1 one line has both, and since 5.0 the line above names the cgroup
+        _ if run.log_time.is_some() && kill.evidence.len() == 1 && is_whole_message(kill) => {
+            "Its container is not in the log: the line `oom-kill:` above `Killed process` names it."
+                .to_owned()
+        }
+        _ if run.log_time.is_some() => "The log does not name its container.".to_owned(),
+        _ => "No evidence shows its container or that it had none.".to_owned(),
     };
     let why = match kill.scope {
         _ if is_requested(kill) => "that was requested by sysrq".to_owned(),
         OomScope::Host => host_ran_out(kill, "the machine"),
-        OomScope::Container => reached("a cgroup", kill.limit_bytes),
+        OomScope::Container => reached(&limit, kill.limit_bytes, kill),
     };
     let what = match kill.kernel_usec {
         Some(_) => format!(
-            "{} the kernel's OOM killer killed {}, because {why}. {owner}",
+            "{} the kernel's OOM killer killed {}{}, because {why}. {owner}",
             when(kill, run),
-            process(kill)
+            process(kill),
+            on_request_of(kill)
         ),
         None => format!(
             "By {} the kernel had killed one process more than its log shows: the record was lost. {owner}",
@@ -132,13 +151,17 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         requested_at: now,
         what,
-        also: vec![],
+        also: also(run, Some(kill)),
         evidence: kill.evidence.clone(),
         pid: kill.pid,
         report: kill.report.clone(),
         held: kill.before.clone(),
         advice: advice::of(cause, run, Some(kill)),
     }
+}
+
+fn is_whole_message(kill: &Kill) -> bool {
+    kill.evidence.iter().any(|line| line.text.contains("ut of memory: Killed process"))
 }
 
 /// Returns `At TIME`, with the time as a log from elsewhere has it.
@@ -156,11 +179,59 @@ fn when(kill: &Kill, run: &RunSummary<'_>) -> String {
 
 /// Returns the kill that the verdict is about, if any.
 fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a Kill> {
-    let Some(exit) = run.exit else { return run.kills.last().copied() };
+    let Some(exit) = run.exit else { return run.kills.last().map(|kill| chosen(kill, run)) };
     let ended = run.kills.iter().rev().find(|kill| ended_it(kill, run.exit));
     // an exit by SIGKILL has its own cause: a kill that no container is known for may be that
     let may_be = |kill: &&&Kill| exit.exit_code != Some(SIGKILL_STATUS) && exit.may_be.contains(&kill.id);
     ended.or_else(|| run.kills.iter().rev().find(may_be)).copied()
+}
+
+/// Returns the kill of the process that the kernel chose, if this one was killed with it.
+fn chosen<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> &'a Kill {
+    run.kills.iter().copied().find(|first| is_killed_with(kill, first)).unwrap_or(kill)
+}
+
+/// Returns whether a kill was of the same cgroup and moment as another one.
+fn is_killed_with(kill: &Kill, first: &Kill) -> bool {
+    !kill.group.is_empty() && kill.group == first.group && (kill.at - first.at).abs() < GROUP_SECONDS
+}
+
+/// Returns the verdict on an OOM that ended without a kill.
+pub(super) fn without_kill<'a>(run: &RunSummary<'a>, kill: &'a Kill, no_kill: NoKill, now: f64) -> Verdict {
+    let place = CgroupPlace::of(&kill.limit_cgroup);
+    let is_own = limit_of(kill, run) == LimitPosition::Own;
+    let who = match kill.scope {
+        _ if no_kill == NoKill::Panic && kill.limit_cgroup.is_empty() => host_ran_out(kill, "the machine"),
+        OomScope::Host => host_ran_out(kill, "the machine"),
+        OomScope::Container if is_own => reached_by("the container", kill.limit_bytes, kill),
+        OomScope::Container => reached(&place, kill.limit_bytes, kill),
+    };
+    let by = kill.report.as_ref().filter(|report| !report.requested_by.is_empty());
+    let by = by
+        .map_or_else(String::new, |report| format!(" when {} asked for memory", name(&report.requested_by)));
+    let (cause, end) = match no_kill {
+        NoKill::Panic => (Cause::OomPanic, "and the kernel panicked instead of killing a process."),
+        _ => (
+            Cause::OomNoVictim,
+            "and no process there may be killed: each is exempt (oom_score_adj -1000) or dying already. Whoever asks for memory there \
+             hangs until some is freed.",
+        ),
+    };
+    Verdict {
+        subject: matches!(kill.owner, KillOwner::Container(_)).then(|| run.subject.clone()),
+        cause,
+        confidence: Confidence::Certain,
+        at: None,
+        log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
+        requested_at: now,
+        what: format!("{} {who}{by}, {end}", when(kill, run)),
+        also: vec![],
+        evidence: kill.evidence.clone(),
+        pid: None,
+        report: kill.report.clone(),
+        held: None,
+        advice: advice::of(cause, run, Some(kill)),
+    }
 }
 
 fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, String) {
@@ -187,7 +258,9 @@ fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, S
         Cause::OomParentLimit if kill.limit_cgroup.is_empty() => Confidence::Likely,
         _ if is_complete => Confidence::Certain,
         // the cause is certain; what it did to the container is not claimed
-        Cause::OomLimit | Cause::OomLimitShm if limit != LimitPosition::Unnamed => Confidence::Certain,
+        Cause::OomLimit | Cause::OomLimitShm | Cause::OomParentLimit if limit != LimitPosition::Unnamed => {
+            Confidence::Certain
+        }
         Cause::OomHost | Cause::OomNodes if run.log_time.is_some() => Confidence::Certain,
         _ => Confidence::Likely,
     };
@@ -240,17 +313,18 @@ fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: LimitPo
     let why = match (kill.scope, limit) {
         _ if is_requested(kill) => "that was requested by sysrq".to_owned(),
         (OomScope::Host, _) => host_ran_out(kill, "the whole machine"),
-        (_, LimitPosition::Own) => reached("the container", bytes),
+        (_, LimitPosition::Own) => reached_by("the container", bytes, kill),
         (_, LimitPosition::Inside) => {
-            reached(&format!("the cgroup {} inside it", inside(kill, run.subject)), bytes)
+            reached_by(&format!("the cgroup {} inside it", inside(kill, run.subject)), bytes, kill)
         }
         (_, LimitPosition::Above) if kill.limit_cgroup.is_empty() => {
-            reached("a cgroup above the container", bytes)
+            reached_by("a cgroup above the container", bytes, kill)
         }
-        (_, LimitPosition::Above) => {
-            reached(&format!("the cgroup {} above it", path(&kill.limit_cgroup)), bytes)
-        }
-        (_, LimitPosition::Unnamed) => reached("a cgroup (most likely the container's own)", bytes),
+        (_, LimitPosition::Above) => match CgroupPlace::of(&kill.limit_cgroup) {
+            place @ (CgroupPlace::AllPods { .. } | CgroupPlace::Pod { .. }) => reached(&place, bytes, kill),
+            place => reached_by(&format!("{} above it", place.noun()), bytes, kill),
+        },
+        (_, LimitPosition::Unnamed) => reached_by("a cgroup (most likely the container's own)", bytes, kill),
     };
     let or_another = if is_one_of_a_set(kill) {
         " (or another process at that time: other containers lost some too, and only their number is known)"
@@ -258,16 +332,38 @@ fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: LimitPo
         ""
     };
     format!(
-        "{} the kernel's OOM killer killed {}{or_another}, because {why}; {after}",
+        "{} the kernel's OOM killer killed {}{or_another}{}, because {why}; {after}",
         when(kill, run),
-        process(kill)
+        process(kill),
+        on_request_of(kill)
     )
 }
 
+/// Names the process that asked for the memory, if it is not the victim.
+fn on_request_of(kill: &Kill) -> String {
+    let by = kill.report.as_ref().filter(|_| !is_requested(kill)).map_or("", |report| &*report.requested_by);
+    // the kernel cuts names after 15 bytes
+    let is_victim = by.is_empty() || kill.process.is_empty() || *by == *kill.process;
+    if is_victim { String::new() } else { format!(" when {} asked for memory", name(by)) }
+}
+
+fn reached(place: &CgroupPlace, limit: Option<u64>, kill: &Kill) -> String {
+    match place {
+        CgroupPlace::AllPods { .. } => {
+            let size = limit.map_or_else(String::new, |limit| format!(", {},", bytes(limit)));
+            format!("{}{size} was reached", place.noun())
+        }
+        CgroupPlace::User { .. } => reached_by(&place.noun(), limit, kill).replace(" its ", " their "),
+        _ => reached_by(&place.noun(), limit, kill),
+    }
+}
+
 /// Returns `X reached its memory limit of Y`, without the figure if it is unknown.
-fn reached(who: &str, limit: Option<u64>) -> String {
+fn reached_by(who: &str, limit: Option<u64>, kill: &Kill) -> String {
     let limit = limit.map_or_else(String::new, |limit| format!(" of {}", bytes(limit)));
-    format!("{who} reached its memory limit{limit}")
+    let with_swap = kill.report.as_ref().is_some_and(|report| report.with_swap);
+    let kind = if with_swap { "limit of memory and swap together" } else { "memory limit" };
+    format!("{who} reached its {kind}{limit}")
 }
 
 /// Describes the victim: name, pid, role and size, as far as known.
@@ -277,8 +373,16 @@ fn process(kill: &Kill) -> String {
     if !kill.role.is_empty() && &*kill.role != "other" {
         details.push(format!("a {}", role_one(&kill.role)));
     }
-    details.extend(kill.anon_bytes.map(|anon| format!("{} of anonymous memory", bytes(anon))));
+    let shmem = kill.shmem_bytes.filter(|shmem| kill.anon_bytes.is_some_and(|anon| *shmem > anon));
+    match shmem {
+        Some(shmem) => details.push(format!("{} of shared memory", bytes(shmem))),
+        None => details.extend(kill.anon_bytes.map(|anon| format!("{} of anonymous memory", bytes(anon)))),
+    }
     if details.is_empty() { called } else { format!("{called} ({})", details.join(", ")) }
+}
+
+fn short_process(kill: &Kill) -> String {
+    kill.pid.map_or_else(|| name(&kill.process), |pid| format!("{} ({pid})", name(&kill.process)))
 }
 
 /// Describes a kill in one line.
@@ -547,7 +651,17 @@ fn also(run: &RunSummary<'_>, lead: Option<&Kill>) -> Vec<String> {
     let counted = run.kills.iter().filter_map(|kill| kill.number).chain(run.exit.map(|exit| exit.oom_kills));
     let all = counted.max().unwrap_or(0).max(run.kills.len() as u64) - u64::from(lead.is_some());
     let mut lines = Vec::new();
-    if let (Some(first), Some(last)) = (others.first(), others.last()) {
+    let with: Vec<_> =
+        others.iter().filter(|kill| lead.is_some_and(|lead| is_killed_with(kill, lead))).collect();
+    if !with.is_empty() && with.len() as u64 == all {
+        let mut names: Vec<String> = with.iter().take(MAX_NAMED).map(|kill| short_process(kill)).collect();
+        names.extend((with.len() > MAX_NAMED).then(|| "...".to_owned()));
+        let (noun, was) = if all == 1 { ("process", "was") } else { ("processes", "were") };
+        lines.push(format!(
+            "{all} more {noun} {was} killed with it, because its cgroup is killed as a whole (memory.oom.group): {}.",
+            names.join(", ")
+        ));
+    } else if let (Some(first), Some(last)) = (others.first(), others.last()) {
         let is_all = all == others.len() as u64;
         let more = if lead.is_some() { " more" } else { "" };
         let workers = is_all && others.iter().all(|kill| &*kill.role == "dataloader_worker");

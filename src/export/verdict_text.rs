@@ -24,7 +24,7 @@ const MAX_SAMPLES: usize = 3;
 /// Maximum processes of the kernel's report.
 const MAX_PROCESSES: usize = 4;
 /// Maximum pieces of advice.
-const MAX_ADVICE: usize = 6;
+const MAX_ADVICE: usize = 4;
 
 /// Renders the screen.
 pub fn render(verdict: &Verdict) -> String {
@@ -126,6 +126,9 @@ fn at_the_kill(text: &mut String, verdict: &Verdict, report: &OomReport) {
         (Some(usage), None) => format!("{} in use", size(usage)),
         (None, _) => "memory in use not logged".to_owned(),
     }];
+    if report.with_swap {
+        head[0].push_str(", memory and swap together");
+    }
     if !report.nodes.is_empty() {
         head[0].push_str(" on all nodes together");
     }

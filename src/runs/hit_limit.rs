@@ -38,8 +38,11 @@ impl LimitPosition {
         }
         let mut parts = limit_cgroup.split('/').filter(|part| !part.is_empty()).rev();
         let is_it = |part: &str| !container_id.is_empty() && part.contains(container_id);
+        // crun makes a cgroup `container` inside that of Podman's container, and nothing else is there
+        let inner = parts.clone().next().filter(|part| *part == "container");
         match parts.next() {
             Some(part) if is_it(part) => Self::Own,
+            Some(_) if inner.is_some() && parts.clone().next().is_some_and(is_it) => Self::Own,
             _ if parts.any(is_it) => Self::Inside,
             _ if container_id.is_empty() => Self::Unnamed,
             _ => Self::Above,
@@ -81,6 +84,7 @@ mod tests {
         for (cgroup, position) in [
             ("/docker/3f2a1b4c5d6e", LimitPosition::Own),
             ("/kubepods.slice/pod7.slice/cri-3f2a1b4c5d6e.scope", LimitPosition::Own),
+            ("/machine.slice/libpod-3f2a1b4c5d6e.scope/container", LimitPosition::Own),
             ("/docker/3f2a1b4c5d6e/inner", LimitPosition::Inside),
             ("/kubepods.slice/pod7.slice", LimitPosition::Above),
         ] {

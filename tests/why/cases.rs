@@ -226,15 +226,15 @@ fn with_what_filled_the_limit() -> Vec<Case> {
                 ..with(|report| report.swap_limit_bytes = Some(0))
             },
             Cause::OomParentLimit,
-            &["This cgroup may use no swap."],
+            &["the Slurm job 123 above it", "sbatch --mem"],
             &["--memory", "MemorySwapMax", "MemoryMax"],
         ),
         reported(
             "no swap, and a part of the report is missing",
             with(|report| (report.swap_limit_bytes, report.incomplete) = (Some(0), true)),
             Cause::OomLimitWorker,
-            &["may use no swap", "Part of the kernel's report is missing"],
-            &["Swap was exhausted"],
+            &["may use no swap"],
+            &["Swap was exhausted", "log_buf_len"],
         ),
     ]
 }
@@ -364,9 +364,8 @@ fn at_the_limit_of_another_cgroup() -> Vec<Case> {
             cause: Cause::OomParentLimit,
             confidence: Confidence::Certain,
             expected: &[
-                "the cgroup /training.slice above it reached its memory limit of 100.0 GiB",
-                "Raise the limit of /training.slice (now 100.0 GiB)",
-                "MemoryMax",
+                "the systemd unit training.slice above it reached its memory limit of 100.0 GiB",
+                "Raise MemoryMax= of training.slice (now 100.0 GiB)",
             ],
             not: &["the container reached"],
             computed: &["8"],
@@ -402,13 +401,8 @@ fn in_pods_and_nested_and_on_the_host() -> Vec<Case> {
             events: vec![killed(in_a_pod())],
             cause: Cause::OomParentLimit,
             confidence: Confidence::Certain,
-            expected: &[
-                "the cgroup /kubepods.slice/kubepods-pod1.slice above it",
-                "resources.limits.memory",
-                "QoS class",
-                "936/1000 of the memory larger",
-            ],
-            not: &["docker run"],
+            expected: &["because the pod 1 reached its memory limit", "resources.limits.memory"],
+            not: &["docker run", "oom_score_adj"],
             computed: &["8"],
         },
         Case {
@@ -423,10 +417,9 @@ fn in_pods_and_nested_and_on_the_host() -> Vec<Case> {
             expected: &[
                 "the cgroup /job inside it reached its memory limit",
                 "which was set inside the container",
-                "500/1000 of the memory smaller",
             ],
             not: &["because the container reached"],
-            computed: &["4.2", "7", "3", "2", "500"],
+            computed: &["4.2", "7", "3", "2"],
         },
         Case {
             name: "the machine ran out",

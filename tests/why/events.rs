@@ -58,6 +58,8 @@ pub fn role(role: &str, processes: u32, pss: Option<u64>) -> RoleUsage {
 
 pub fn kill(victim: Victim) -> Kill {
     Kill {
+        cgroup: "".into(),
+        group: "".into(),
         id: 7,
         at: AT,
         earliest: None,

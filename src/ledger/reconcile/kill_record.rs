@@ -6,15 +6,23 @@ use crate::events::{Evidence, Kill, KillOwner, OomReport, OomScope};
 use crate::parse::kernel_log::{Killed, OomContext};
 
 fn context_text(context: &OomContext) -> String {
-    let victim = context.task_cgroups.join(" or ");
-    match (&context.oom_cgroup, context.global) {
-        (Some(limit), _) => format!("the limit of {limit} was hit; the victim was in {victim}"),
+    let what = match (&context.oom_cgroup, context.global) {
+        (Some(limit), _) => format!("the limit of {limit} was hit"),
         (None, true) if !context.nodes.is_empty() => {
-            format!("NUMA nodes {} ran out of memory; the victim was in {victim}", context.nodes)
+            format!("NUMA nodes {} ran out of memory", context.nodes)
         }
-        (None, true) => format!("the machine ran out of memory; the victim was in {victim}"),
-        (None, false) => format!("a limit was hit; the victim was in {victim}"),
+        (None, true) => "a request of the machine failed, at no cgroup's limit".to_owned(),
+        (None, false) => "a limit was hit".to_owned(),
+    };
+    match context.task_cgroups.join(" or ") {
+        victim if victim.is_empty() => what,
+        victim => format!("{what}; the victim was in {victim}"),
     }
+}
+
+/// Returns the path if there is only one.
+fn only(paths: &[String]) -> &str {
+    if let [path] = paths { path } else { "" }
 }
 
 impl Kill {
@@ -35,7 +43,8 @@ impl Kill {
         if let Some(context) = context {
             evidence.insert(0, Evidence::new("kmsg", context_text(context)));
         }
-        let limit_cgroup = context.and_then(|context| context.oom_cgroup.as_deref());
+        let reported = || report.as_ref().map(|report| &*report.cgroup).filter(|_| !global);
+        let limit_cgroup = context.and_then(|context| context.oom_cgroup.as_deref()).or_else(reported);
         Self {
             kernel_usec: Some(usec),
             pid: Some(killed.pid),
@@ -45,7 +54,8 @@ impl Kill {
             file_bytes: killed.file_bytes,
             shmem_bytes: killed.shmem_bytes,
             oom_score_adj: killed.oom_score_adj,
-            limit_cgroup: limit_cgroup.unwrap_or_default().into(),
+            cgroup: context.map(|context| &*context.task_cgroups).map_or("", only).into(),
+            limit_cgroup: Arc::from(limit_cgroup.unwrap_or_default()),
             limit_bytes: report.as_ref().filter(|report| !report.host).and_then(|report| report.limit_bytes),
             report,
             evidence,
@@ -72,6 +82,8 @@ impl Kill {
             file_bytes: None,
             shmem_bytes: None,
             oom_score_adj: None,
+            cgroup: "".into(),
+            group: "".into(),
             limit_cgroup: "".into(),
             limit_bytes: None,
             method: "".into(),

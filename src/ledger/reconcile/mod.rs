@@ -403,6 +403,7 @@ impl Reconciler {
                     let mut newest = self.pending.iter_mut().rev();
                     if let Some(pending) = newest.find(|pending| pending.kill.pid == Some(*pid)) {
                         pending.hints.group = Some(path.clone());
+                        pending.kill.group = path.as_str().into();
                     }
                 }
             }
@@ -456,6 +457,7 @@ impl Reconciler {
             boot_id: Arc::clone(&self.config.boot_id),
             ..Kill::of_record(usec, &observed.text, killed, context.as_ref(), report)
         };
+        kill.group = group.as_deref().unwrap_or_default().into();
         kill.before = self.host_usage(&kill);
         self.totals.add(Total::Host, 1);
         let happened = Interval::new(written.within.earliest - LOG_DELAY, written.within.latest);

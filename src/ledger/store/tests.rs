@@ -67,6 +67,8 @@ fn before(samples: usize) -> Arc<PriorUsage> {
 fn kill(id: u64, at: f64, owner: KillOwner) -> LedgerEvent {
     let settled = matches!(owner, KillOwner::Container(_));
     LedgerEvent::OomKill(Kill {
+        cgroup: "".into(),
+        group: "".into(),
         id,
         at,
         earliest: None,

@@ -33,7 +33,8 @@ impl OomContext {
         if text.len() > MAX_BYTES {
             return None; // its readings would take seconds
         }
-        match text.strip_prefix(b"oom-kill:constraint=") {
+        // kernels of some vendors have no constraint
+        match text.strip_prefix(b"oom-kill:constraint=").or_else(|| text.strip_prefix(b"oom-kill:,")) {
             Some(rest) => Self::of_new(rest),
             None => Self::of_old(text.strip_prefix(b"Task in ")?),
         }

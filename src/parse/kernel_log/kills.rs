@@ -70,6 +70,12 @@ pub struct KillAssembler {
     /// The rate-limited line that belongs to the next kill.
     #[serde(skip)]
     context: Option<OomContext>,
+    /// The context of the victim before the group line, which the further victims of the group share.
+    #[serde(skip)]
+    group_context: Option<OomContext>,
+    /// The process that was chosen, and whether the host ran out of memory, as the line before the next kill has it before 5.1.
+    #[serde(skip)]
+    chosen: Option<(u32, bool)>,
     /// The report of the current block: all victims of a group have it.
     #[serde(skip)]
     report: Option<Arc<OomReport>>,
@@ -96,11 +102,17 @@ impl KillAssembler {
                 (self.group, self.repeats, self.last_usec) = (Some(path.clone()), self.newest, usec);
                 return Some(KillRecord::Group { pid: self.newest?, path: path.clone() });
             }
-            Line::NoKill => (self.context, self.newest, self.has_header) = (None, None, false),
+            Line::Chosen { pid, global } => self.chosen = Some((*pid, *global)),
+            Line::NoKill(_) => (self.context, self.newest, self.has_header) = (None, None, false),
             Line::Killed(killed) => return Some(self.kill(killed, usec, report)),
             Line::Xid(_) | Line::Resumed => {} // no kill
         }
         None
+    }
+
+    /// Returns the line that names the victim of the OOM whose kill was not read yet.
+    pub fn context(&self) -> Option<&OomContext> {
+        self.context.as_ref()
     }
 
     /// Notes that records up to this stamp were lost: begins of blocks may be among them, wherever they were, and the victim
@@ -134,8 +146,12 @@ impl KillAssembler {
         let in_group = self.group.is_some() && usec.saturating_sub(self.last_usec) < GROUP_WINDOW_USEC;
         if !in_group {
             // its own block, whose begin may be missing
-            (self.group, self.repeats) = (None, None);
+            (self.group, self.repeats, self.group_context) = (None, None, None);
         }
+        let chosen = self.chosen.take();
+        let killed = &Killed { global: killed.global.or(chosen.map(|(_, global)| global)), ..killed.clone() };
+        // a child of the chosen process was killed, or a thread of it
+        let is_chosen = |pid: Option<u32>| pid.is_some() && pid == chosen.map(|(pid, _)| pid);
         (self.newest, self.last_usec) = (Some(killed.pid), usec);
         if self.repeats.take_if(|pid| *pid == killed.pid).is_some() {
             return KillRecord::Second { pid: killed.pid };
@@ -144,15 +160,30 @@ impl KillAssembler {
         // another pid than the context's is another thread of its victim, or the victim of another block
         let is_thread = || report.is_some_and(|report| is_thread_of_context(report, killed.pid));
         let is_own = |context: &OomContext| {
-            is_certain || context.pid.is_none_or(|pid| pid == killed.pid) || is_thread()
+            is_certain
+                || context.pid.is_none_or(|pid| pid == killed.pid)
+                || is_chosen(context.pid)
+                || is_thread()
         };
         let context = self.context.take().filter(is_own);
         let is_listed = || self.report.as_ref().is_some_and(|report| report.process(killed.pid).is_some());
         let group = self.group.clone().filter(|_| in_group && (is_certain || is_listed()));
         if group.is_none() {
-            let is_reported = |report: &&Arc<OomReport>| is_report_of(report, killed.pid, context.is_some());
+            let is_reported = |report: &&Arc<OomReport>| {
+                is_report_of(report, killed.pid, context.is_some())
+                    || is_chosen(report.context_pid)
+                    || is_figure_of_host(report, killed)
+            };
             self.report = report.filter(is_reported).map(|report| with_victim(report, killed.pid));
+            self.group_context.clone_from(&context);
         }
+        let shared = self.group_context.as_ref().filter(|_| context.is_none());
+        let shared = shared.zip(group.as_ref()).map(|(first, path)| OomContext {
+            task_cgroups: vec![path.clone()],
+            pid: None,
+            ..first.clone()
+        });
+        let context = context.or(shared);
         KillRecord::Kill { killed: killed.clone(), context, group, report: self.report.clone() }
     }
 }
@@ -185,6 +216,15 @@ fn is_report_of(report: &OomReport, pid: u32, has_context: bool) -> bool {
         }
         None => has_context || row.is_some(),
     }
+}
+
+/// Returns whether a report without a table and without a victim has the figures of the host that ran out of memory: they are
+/// right, whichever process was killed then.
+fn is_figure_of_host(report: &OomReport, killed: &Killed) -> bool {
+    report.host
+        && killed.global == Some(true)
+        && report.context_pid.is_none()
+        && report.process_count.is_none()
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod fragments;
 pub mod kills;
 pub mod records;
 pub mod report;
+mod text_line;
 pub mod text_log;
 mod xid;
 
@@ -19,7 +20,7 @@ mod xid;
 mod tests;
 
 use super::{find, number, printable};
-pub use report::{OomReport, ReportProcess, RoleRange};
+pub use report::{KernelHolder, OomReport, ReportProcess, RoleRange};
 pub use xid::{PciAddress, Xid};
 
 /// A relevant line of the kernel log: a message of the OOM killer, or a GPU error.
@@ -37,14 +38,31 @@ pub enum Line {
         /// The cgroup.
         path: String,
     },
-    /// `Memory cgroup out of memory: OOM victim PID (NAME) is already exiting. Skip killing the task`, or `Out of memory and no
-    /// killable processes...`: the OOM ended without a kill, so the next [`Line::Killed`] is of another one, or of the rest of a
-    /// group. Silent before 5.9.
-    NoKill,
+    /// `Memory cgroup out of memory: Kill process PID (NAME) score N or sacrifice child`, before 5.1: whose memory ran out, for the
+    /// next [`Line::Killed`], which can be of a child of that process.
+    Chosen {
+        /// The process that was chosen.
+        pid: u32,
+        /// The host ran out of memory.
+        global: bool,
+    },
+    /// The OOM ended without a kill, so the next [`Line::Killed`] is of another one, or of the rest of a group.
+    NoKill(NoKill),
     /// `NVRM: Xid (PCI:0000:01:00): 31, pid=1234, name=python, ...`: NVIDIA's driver reports an error of a GPU.
     Xid(Xid),
     /// `PM: suspend exit`, or `PM: hibernation exit`: the machine goes on. The clock of the log stopped meanwhile.
     Resumed,
+}
+
+/// Why an OOM ended without a kill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoKill {
+    /// `OOM victim PID (NAME) is already exiting. Skip killing the task`. Silent before 5.9.
+    AlreadyExiting,
+    /// `Out of memory and no killable processes...`
+    NoVictim,
+    /// `Kernel panic - not syncing: Out of memory: ...`: the kernel panicked, by `vm.panic_on_oom`.
+    Panic,
 }
 
 /// The cgroup of the victim, as reported by the kernel.
@@ -100,8 +118,15 @@ impl Line {
         if let Some(context) = OomContext::of(text) {
             return Some(Line::Context(context));
         }
-        if is_without_kill(text) {
-            return Some(Line::NoKill);
+        if let Some(no_kill) = NoKill::of(text) {
+            return Some(Line::NoKill(no_kill));
+        }
+        if let Some((rest, global)) = strip_message(text)
+            && let Some((pid, _)) =
+                rest.strip_prefix(b"Kill process ").and_then(|rest| digits_before(rest, b" ("))
+        {
+            let is_whole = find(rest, b") score ").is_some();
+            return u32::try_from(pid).ok().filter(|_| is_whole).map(|pid| Line::Chosen { pid, global });
         }
         if RESUMED.contains(&text) {
             return Some(Line::Resumed);
@@ -117,10 +142,10 @@ impl Line {
     /// Returns whether such a line has this level. The kernel's own lines have one each; the level of NVIDIA's varies.
     fn has_level(&self, level: u32) -> bool {
         match self {
-            Line::Killed(_) => level == 3,
+            Line::Killed(_) | Line::Chosen { .. } => level == 3,
             Line::Invoked => level == 4,
             Line::Context(_) | Line::Group { .. } => level == 6,
-            Line::NoKill => matches!(level, 4 | 6),
+            Line::NoKill(_) => level <= 6,
             Line::Xid(_) => true,
             Line::Resumed => level == 6,
         }
@@ -143,13 +168,21 @@ fn strip_message(text: &[u8]) -> Option<(&[u8], bool)> {
     KILL_MESSAGES.iter().find_map(|(message, global)| Some((text.strip_prefix(*message)?, *global)))
 }
 
-/// Returns whether an OOM ended with this line, without a kill.
-fn is_without_kill(text: &[u8]) -> bool {
-    let is_victim = |(rest, _): (&[u8], bool)| {
-        let rest = rest.strip_prefix(b"OOM victim ").and_then(|rest| digits_before(rest, b" ("));
-        rest.is_some_and(|(_, name)| name.ends_with(b") is already exiting. Skip killing the task"))
-    };
-    text == b"Out of memory and no killable processes..." || strip_message(text).is_some_and(is_victim)
+impl NoKill {
+    fn of(text: &[u8]) -> Option<Self> {
+        if let Some(reason) = text.strip_prefix(b"Kernel panic - not syncing: ") {
+            let is_oom = [&b"Out of memory"[..], b"System is deadlocked on memory"]
+                .iter()
+                .any(|begin| reason.starts_with(begin));
+            return is_oom.then_some(Self::Panic);
+        }
+        if text == b"Out of memory and no killable processes..." {
+            return Some(Self::NoVictim);
+        }
+        let rest = strip_message(text)?.0.strip_prefix(b"OOM victim ")?;
+        let (_, name) = digits_before(rest, b" (")?;
+        name.ends_with(b") is already exiting. Skip killing the task").then_some(Self::AlreadyExiting)
+    }
 }
 
 impl Killed {
@@ -159,14 +192,22 @@ impl Killed {
             Some((rest, global)) => (rest, Some(global)),
             None => (text, None),
         };
-        let text = text.strip_prefix(b"Killed process ")?;
-        let open = find(text, b" (")?;
-        let pid = u32::try_from(digits(&text[..open])?).ok()?;
-        let text = &text[open + 2..];
-        let tail = rfind(text, b" total-vm:")?;
+        let (pid, uid, text) = pid_before_name(text.strip_prefix(b"Killed process ")?)?;
+        let tail = rfind(text, b" total-vm:").or_else(|| rfind(text, b" vsz:"))?;
         let process = printable(name_before_tail(&text[..tail])?);
-        let mut killed = Self { pid, process, global, ..Self::default() };
+        let mut killed = Self { pid, process, global, uid, ..Self::default() };
         killed.read_tail(&text[tail + 1..])?;
+        Some(killed)
+    }
+
+    /// Parses a line whose end is missing, behind the name: in a saved log, which a screen or a person shortened.
+    fn of_shortened(text: &[u8]) -> Option<Self> {
+        let (text, global) = strip_message(text).map_or((text, None), |(rest, global)| (rest, Some(global)));
+        let (pid, uid, text) = pid_before_name(text.strip_prefix(b"Killed process ")?)?;
+        let tail = rfind(text, b" total-vm:");
+        let name = name_before_tail(&text[..tail.unwrap_or(text.len())])?;
+        let mut killed = Self { pid, process: printable(name), global, uid, ..Self::default() };
+        let _ = killed.read_tail(&text[tail.unwrap_or(text.len())..]); // what is there
         Some(killed)
     }
 
@@ -193,6 +234,14 @@ impl Killed {
         // without these the line is truncated
         (self.anon_bytes.is_some() && self.file_bytes.is_some()).then_some(())
     }
+}
+
+/// Parses `PID (`, or of 2.6.32 `PID, UID 48, (`; returns the pid, the user id and the text after it.
+fn pid_before_name(text: &[u8]) -> Option<(u32, Option<u32>, &[u8])> {
+    let open = find(text, b" (")?;
+    let head = text[..open].strip_suffix(b",").and_then(|head| strip_number(head, b", UID "));
+    let (pid, uid) = head.map_or((&text[..open], None), |(pid, uid)| (pid, u32::try_from(uid).ok()));
+    Some((u32::try_from(digits(pid)?).ok()?, uid, &text[open + 2..]))
 }
 
 /// Returns the name in `NAME)`, `NAME),` or, on some distributions' older kernels, `NAME), UID 0,`.

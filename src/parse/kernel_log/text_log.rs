@@ -1,22 +1,23 @@
 //! The kernel log as text, as people save and send it: of `dmesg`, `journalctl`, rsyslog, raw /dev/kmsg, or quoted in a mail.
 //!
-//! Each line may begin with a stamp in one of many forms, which is kept as it is. A line without any is the continuation of a
-//! record, or a log without stamps: the parsers of records decide by the text. Unlike in the kernel's own interfaces, who wrote a
-//! line is mostly unknown: a text proves what its author wants.
+//! Each line may begin with a stamp in one of many forms, which is kept as it is ([`super::text_line`]). A line without any is the
+//! continuation of a record, the rest of a line that was wrapped, or of a log without stamps: the parsers of records decide by the
+//! text. Unlike in the kernel's own interfaces, who wrote a line is mostly unknown: a text proves what its author wants.
 
 use std::sync::Arc;
 
 use super::fragments::{MAX_FRAGMENTS, is_complete, is_unfinished, may_continue};
 use super::records::{KmsgRecord, OomLine, RecordAssembler};
-use super::report::ReportAssembler;
-use super::{Line, digits_before};
-use crate::parse::{find, number, printable};
+use super::report::{ReportAssembler, is_part_of_block, is_table_header};
+use super::text_line::{PrefixedLine, has_time_of_day, is_counters, undecorated};
+use super::{Killed, Line};
+use crate::parse::{find, printable};
 
-/// A stamp, with the name of a host, is shorter.
-const MAX_PREFIX_BYTES: usize = 200;
 /// A stamp that is this many microseconds before the last one is of the next day or boot.
 const MAX_DISORDER_USEC: u64 = 10_000_000;
 const HOUR_USEC: u64 = 3_600_000_000;
+/// Lines into which one line is wrapped.
+const MAX_PARTS: usize = 32;
 
 /// A relevant line of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +39,97 @@ pub struct TextLog {
     kernel_lines: u64,
     stamp: String,
     clock: TextClock,
+    has_kernel_stamps: bool,
+    /// The newest line, which the next ones may continue.
+    pending: Option<PendingText>,
+    /// The first line that looks like a kill and could not be read.
+    unread: Option<UnreadKill>,
+    order: LineOrder,
+    contents: LogContents,
+}
+
+/// A line with its stamp, and the parts of it that follow on further lines.
+#[derive(Debug)]
+struct PendingText {
+    number: u64,
+    parts: Vec<Vec<u8>>,
+}
+
+/// A line that looks like a kill, and could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnreadKill {
+    /// Number of the line in the text, from 1 on.
+    pub line: u64,
+    /// Words of the line that the kernel writes at a kill.
+    pub words: &'static str,
+    /// It ends before the kernel's text does.
+    pub is_shortened: bool,
+}
+
+/// Evidence of the order of lines.
+#[derive(Debug, Default)]
+struct LineOrder {
+    forward: u64,
+    backward: u64,
+    last_usec: u64,
+    last_context: Option<u32>,
+    last_killed: Option<u32>,
+    /// The last line was the header of a table, or a row.
+    last_table: Option<bool>,
+}
+
+impl LineOrder {
+    fn add_stamp(&mut self, usec: u64) {
+        self.forward += u64::from(usec > self.last_usec && self.last_usec > 0);
+        self.backward += u64::from(usec < self.last_usec);
+        self.last_usec = usec;
+    }
+
+    /// Adds a line of no known kind: the header of a table comes before its rows.
+    fn add_text(&mut self, text: &[u8]) {
+        let table = is_table_header(text);
+        match (self.last_table, table) {
+            (Some(true), Some(false)) => self.forward += 1,
+            (Some(false), Some(true)) => self.backward += 1,
+            _ => {}
+        }
+        self.last_table = table;
+    }
+
+    /// Adds a line: the kernel names the victim in the context line, and then kills it.
+    fn add_line(&mut self, line: &Line) {
+        match line {
+            Line::Context(context) => {
+                self.backward += u64::from(context.pid.is_some() && self.last_killed == context.pid);
+                (self.last_context, self.last_killed) = (context.pid, None);
+            }
+            Line::Killed(killed) => {
+                self.forward += u64::from(self.last_context == Some(killed.pid));
+                (self.last_context, self.last_killed) = (None, Some(killed.pid));
+            }
+            _ => (self.last_context, self.last_killed) = (None, None),
+        }
+    }
+}
+
+/// What kinds of lines a text has.
+#[derive(Debug, Default)]
+struct LogContents {
+    /// Lines of the kernel without a word that people search for.
+    has_other_lines: bool,
+    has_memory: bool,
+    has_table: bool,
+    has_context: bool,
+    has_begin: bool,
+}
+
+/// What is missing in a text because of how it was selected from the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingLines {
+    /// All lines have a word that was searched for.
+    Searched,
+    /// The lines of the lower priorities are missing.
+    Priority,
 }
 
 /// The time of a text's lines in microseconds, which goes on where its stamps begin anew: at midnight, or with another boot.
@@ -71,19 +163,6 @@ impl TextClock {
     }
 }
 
-/// A line without its prefix.
-#[derive(Debug, PartialEq, Eq)]
-struct Prefixed<'a> {
-    /// The stamp as it is in the text.
-    stamp: Option<&'a [u8]>,
-    /// The time in it in microseconds: since boot, or since midnight.
-    usec: Option<u64>,
-    /// The date before a time of day; empty without one. `None`: the time is since boot.
-    day: Option<&'a [u8]>,
-    is_kernel: bool,
-    text: &'a [u8],
-}
-
 impl TextLog {
     /// Returns the number of lines so far.
     pub fn lines(&self) -> u64 {
@@ -105,29 +184,51 @@ impl TextLog {
         self.reports.is_in_block() || self.records.is_in_block()
     }
 
-    /// Reads a line without its line feed. Appends what is relevant to `out`.
+    /// Returns true if the newest lines come first: such a text is to be read from its end.
+    pub fn is_newest_first(&self) -> bool {
+        self.order.backward > self.order.forward
+    }
+
+    /// Returns the first line that looks like a kill and could not be read.
+    pub fn unread_kill(&self) -> Option<UnreadKill> {
+        self.unread
+    }
+
+    /// Returns what is missing in the text; `None` if it does not look selected.
+    pub fn missing(&self) -> Option<MissingLines> {
+        let LogContents { has_other_lines, has_memory, has_table, has_context, has_begin } = self.contents;
+        if !has_other_lines && !has_memory {
+            return Some(MissingLines::Searched);
+        }
+        (has_begin && !has_table && !has_context).then_some(MissingLines::Priority)
+    }
+
+    /// Reads a line without its line feed. Appends what is relevant of the lines before it to `out`.
     pub fn push(&mut self, line: &[u8], out: &mut Vec<TextLine>) {
         self.lines += 1;
-        let mut line = line.strip_suffix(b"\r").unwrap_or(line);
-        while let Some(rest) = line.strip_prefix(b">") {
-            line = rest.strip_prefix(b" ").unwrap_or(rest);
-        }
+        let line = &*undecorated(line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line));
         if line.starts_with(b"{") {
+            self.flush(out);
             if let Some(entry) = JournalEntry::of(line) {
                 self.kernel_lines += 1;
-                self.clock.set(entry.usec, None);
+                self.set_time(entry.usec, None);
                 self.stamp = entry.stamp;
-                self.push_text(&entry.message, out);
+                self.push_text(&entry.message, self.lines, out);
             }
             return;
         }
         if let Some(record) = KmsgRecord::of(line) {
+            self.flush(out);
             return self.push_record(record, out);
         }
-        let Prefixed { stamp, usec, day, is_kernel, text } = Prefixed::of(line);
+        let PrefixedLine { stamp, usec, day, is_kernel, text } = PrefixedLine::of(line);
         if !is_kernel {
+            return self.flush(out);
+        }
+        if stamp.is_none() && self.continue_pending(text) {
             return;
         }
+        self.flush(out);
         self.kernel_lines += u64::from(stamp.is_some());
         // `dmesg --human` has a time for the first line of a minute, and differences for the others
         if let Some(stamp) =
@@ -135,26 +236,62 @@ impl TextLog {
         {
             self.stamp = printable(stamp);
         }
-        if let Some(usec) = usec {
-            self.clock.set(usec, day);
+        // behind the stamp of a program that stores logs, only the first line of a record has the kernel's
+        self.has_kernel_stamps |= usec.is_some() && day.is_none();
+        if let Some(usec) = usec.filter(|_| day.is_none() || !self.has_kernel_stamps) {
+            self.set_time(usec, day);
         }
-        let text = if stamp.is_none() { text.trim_ascii_start() } else { text };
-        self.push_text(text, out);
+        self.pending = Some(PendingText { number: self.lines, parts: vec![text.to_vec()] });
+    }
+
+    /// Reads what is left at the end of the text.
+    pub fn finish(&mut self, out: &mut Vec<TextLine>) {
+        self.flush(out);
+        if let Some((before, _)) = self.fragments.take() {
+            self.push_line(&before, self.lines, out);
+        }
+    }
+
+    fn set_time(&mut self, usec: u64, day: Option<&[u8]>) {
+        self.order.add_stamp(usec);
+        self.clock.set(usec, day);
+    }
+
+    /// Adds a line without a stamp to the one before it, if that was wrapped. Lines of a record of several lines are records here.
+    fn continue_pending(&mut self, text: &[u8]) -> bool {
+        let has_stamps = self.kernel_lines > 0;
+        let Some(pending) = self.pending.as_mut().filter(|_| has_stamps) else { return false };
+        let is_own_line = Line::of(text).is_some() || is_part_of_block(text) || is_counters(text);
+        let may_continue = !text.is_empty() && pending.parts.len() < MAX_PARTS && !is_own_line;
+        if may_continue {
+            pending.parts.push(text.to_vec());
+        }
+        may_continue
+    }
+
+    fn flush(&mut self, out: &mut Vec<TextLine>) {
+        let Some(PendingText { number, parts }) = self.pending.take() else { return };
+        match &parts[..] {
+            [text] => self.push_text(text, number, out),
+            _ => self.push_text(&unwrapped(&parts), number, out),
+        }
     }
 
     fn push_record(&mut self, record: KmsgRecord<'_>, out: &mut Vec<TextLine>) {
         self.kernel_lines += u64::from(record.is_kernel());
         let mut found = Vec::new();
-        self.clock.set(record.usec, None);
+        self.set_time(record.usec, None);
+        self.contents.add(&record.text, Line::of(&record.text).as_ref());
         self.records.push(record, &mut found);
         self.records.flush(&mut found);
         for found in found {
+            self.order.add_line(&found.line);
             let stamp = since_boot(found.usec);
             out.push(TextLine { found: OomLine { sequence: Some(self.lines), ..found }, stamp });
         }
     }
 
-    fn push_text(&mut self, text: &[u8], out: &mut Vec<TextLine>) {
+    fn push_text(&mut self, text: &[u8], number: u64, out: &mut Vec<TextLine>) {
         // rsyslog writes a line feed inside a record as #012
         let unescaped = (text.starts_with(b"anon ") || text.starts_with(b"active_anon:"))
             .then(|| replace(text, b"#012", b'\n'));
@@ -166,31 +303,83 @@ impl TextLog {
                     self.fragments = Some((joined, count + 1));
                     return;
                 }
-                return self.push_line(&joined, out);
+                return self.push_line(&joined, number, out);
             }
             // the rest is missing
-            Some((before, _)) => self.push_line(&before, out),
+            Some((before, _)) => self.push_line(&before, number, out),
             None => {}
         }
         if is_unfinished(text) {
             self.fragments = Some((text.to_vec(), 1));
             return;
         }
-        self.push_line(text, out);
+        self.push_line(text, number, out);
     }
 
     /// Reads the text of a complete line.
-    fn push_line(&mut self, text: &[u8], out: &mut Vec<TextLine>) {
-        let line = Line::of(text);
+    fn push_line(&mut self, text: &[u8], number: u64, out: &mut Vec<TextLine>) {
+        let line = Line::of(text).or_else(|| Killed::of_shortened(text).map(Line::Killed));
+        self.contents.add(text, line.as_ref());
+        match &line {
+            Some(line) => self.order.add_line(line),
+            None => {
+                self.order.add_text(text);
+                self.unread = self.unread.or_else(|| UnreadKill::of(text, number));
+            }
+        }
         // of a line without a stamp the time is not known, but it has one: 0 is before the begin of a ledger
         let usec = self.clock.usec.max(1);
         let report = self.reports.push(usec, text, line.as_ref()).map(Arc::new);
-        let sequence = Some(self.lines);
+        let sequence = Some(number);
         out.extend(line.map(|line| TextLine {
             found: OomLine { sequence, usec, line, text: text.to_vec(), report },
             stamp: self.stamp.clone(),
         }));
     }
+}
+
+impl LogContents {
+    fn add(&mut self, text: &[u8], line: Option<&Line>) {
+        match line {
+            Some(Line::Context(_)) => self.has_context = true,
+            Some(Line::Invoked) => self.has_begin = true,
+            Some(_) => {}
+            None => {
+                let lower = text.to_ascii_lowercase();
+                let is_searched =
+                    [&b"oom"[..], b"out of memory", b"kill"].iter().any(|word| find(&lower, word).is_some());
+                self.has_other_lines |= !is_searched;
+                self.has_memory |= text.starts_with(b"memory: usage ") || text.starts_with(b"Mem-Info:");
+                self.has_table |= text.starts_with(b"[");
+            }
+        }
+    }
+}
+
+impl UnreadKill {
+    fn of(text: &[u8], line: u64) -> Option<Self> {
+        const WORDS: [&str; 3] = ["Killed process", "Kill process", "oom-kill:constraint="];
+        let words = WORDS.into_iter().find(|words| find(text, words.as_bytes()).is_some())?;
+        let begins_so = |begin: &[u8]| text.starts_with(begin);
+        let is_kernels =
+            begins_so(words.as_bytes()) || begins_so(b"Memory cgroup out") || begins_so(b"Out of memory");
+        Some(Self { line, words, is_shortened: is_kernels })
+    }
+}
+
+/// Joins the parts of a wrapped line: where the kernel writes no space, a break is inside a word.
+fn unwrapped(parts: &[Vec<u8>]) -> Vec<u8> {
+    let mut text: Vec<u8> = Vec::new();
+    for part in parts {
+        let is_in_path = text.starts_with(b"Memory cgroup stats for /") && find(&text, b":").is_none();
+        if !text.is_empty() && !is_in_path && !text.starts_with(b"oom-kill:") {
+            text.push(b' ');
+        }
+        text.extend_from_slice(part);
+    }
+    let is_known = |text: &[u8]| Line::of(text).is_some() || is_part_of_block(text);
+    let joined = parts.concat();
+    if !is_known(&text) && is_known(&joined) { joined } else { text }
 }
 
 /// Formats a time since boot as `dmesg` does.
@@ -207,155 +396,6 @@ fn replace(text: &[u8], from: &[u8], to: u8) -> Vec<u8> {
     }
     out.extend_from_slice(rest);
     out
-}
-
-impl<'a> Prefixed<'a> {
-    fn of(line: &'a [u8]) -> Self {
-        let mut this = Self { stamp: None, usec: None, day: None, is_kernel: true, text: line };
-        if let Some((priority, rest)) = level(line) {
-            (this.is_kernel, this.text) = (priority >> 3 == 0, rest);
-        }
-        // `dmesg --decode`
-        if let Some(rest) = this.text.strip_prefix(b"kern  :") {
-            this.text = find(rest, b": ").filter(|at| *at <= 6).map_or(this.text, |at| &rest[at + 2..]);
-        }
-        if let Some((stamp, rest)) = bracketed(this.text) {
-            this.set_stamp(stamp);
-            this.text = rest;
-            this.strip_caller();
-        }
-        let is_stripped = this.strip_host();
-        if let (false, None, Some((stamp, rest))) = (is_stripped, this.stamp, iso_stamp(this.text)) {
-            this.set_stamp(stamp);
-            this.text = rest;
-            this.strip_caller();
-        }
-        this
-    }
-
-    fn set_stamp(&mut self, stamp: &'a [u8]) {
-        (self.stamp, self.usec, self.day) = (Some(stamp), time_in(stamp), day_in(stamp));
-    }
-
-    /// Strips `Nov 22 08:49:56 host kernel: [ 3124.417658] `, with its stamp. Returns false if the line does not begin so.
-    fn strip_host(&mut self) -> bool {
-        const KERNEL: &[u8] = b" kernel: ";
-        let head = &self.text[..self.text.len().min(MAX_PREFIX_BYTES)];
-        let Some(at) = find(head, KERNEL) else { return false };
-        let before = &head[..at];
-        let time = before.iter().rposition(|&byte| byte == b' ').map(|host| before[..host].trim_ascii());
-        let time = time.filter(|time| !time.is_empty());
-        let is_time =
-            |time: &[u8]| is_seconds(time) || (has_time_of_day(time) && find(time, b": ").is_none());
-        let is_stamp = time.is_some_and(is_time);
-        // of `journalctl -o short-monotonic` the stamp is in brackets, before the name of the host
-        if !is_stamp && (self.stamp.is_none() || time.is_some()) {
-            return false;
-        }
-        if let Some(time) = time.filter(|_| is_stamp) {
-            self.set_stamp(time);
-        }
-        self.text = &self.text[at + KERNEL.len()..];
-        if let Some((inner, rest)) = bracketed(self.text) {
-            if let Some(usec) = time_in(inner) {
-                (self.usec, self.day) = (Some(usec), day_in(inner));
-            }
-            self.text = rest;
-            self.strip_caller();
-        }
-        true
-    }
-
-    /// Removes `[    T2]` or `[ C1] `: the thread or CPU that printed the line.
-    fn strip_caller(&mut self) {
-        let Some(rest) = self.text.strip_prefix(b"[") else { return };
-        let Some(close) = rest.iter().take(16).position(|&byte| byte == b']') else { return };
-        let inner = rest[..close].trim_ascii();
-        let is_caller =
-            matches!(inner.first(), Some(b'T' | b'C')) && inner[1..].iter().all(u8::is_ascii_digit);
-        if is_caller && inner.len() > 1 {
-            let rest = &rest[close + 1..];
-            self.text = rest.strip_prefix(b" ").unwrap_or(rest);
-        }
-    }
-}
-
-/// Strips `<6>`.
-fn level(line: &[u8]) -> Option<(u64, &[u8])> {
-    let (priority, rest) = digits_before(line.strip_prefix(b"<")?, b">")?;
-    Some((priority, rest))
-}
-
-/// Strips a stamp in brackets: `[ 3124.417658] `, `[  +0.000012] `, `[ 3124.417658 <    0.000012>] `, `[Nov22 08:49] `,
-/// `[Sun Nov 22 08:49:56 2026] `; and `[<    0.000012>] `, which is no time but a difference, so the stamp is empty. A row of the table of
-/// processes begins with a pid in brackets.
-fn bracketed(text: &[u8]) -> Option<(&[u8], &[u8])> {
-    let rest = text.strip_prefix(b"[")?;
-    let close = rest.iter().take(64).position(|&byte| byte == b']')?;
-    let difference = rest[..close].strip_prefix(b"<").and_then(|inner| inner.strip_suffix(b">"));
-    let inner = rest[..close].split(|&byte| byte == b'<').next().unwrap_or_default().trim_ascii();
-    let seconds = inner.strip_prefix(b"+").unwrap_or(inner);
-    let has_time = is_seconds(seconds) || has_time_of_day(inner);
-    if !has_time && !difference.is_some_and(|seconds| is_seconds(seconds.trim_ascii())) {
-        return None;
-    }
-    let rest = &rest[close + 1..];
-    Some((inner, rest.strip_prefix(b" ").unwrap_or(rest)))
-}
-
-/// Strips `2026-11-22T08:49:56,417658+00:00 `, of `dmesg --time-format iso`.
-fn iso_stamp(text: &[u8]) -> Option<(&[u8], &[u8])> {
-    let end = text.iter().take(40).position(|&byte| byte == b' ')?;
-    let (stamp, rest) = (&text[..end], &text[end + 1..]);
-    let is_date = stamp.get(4) == Some(&b'-') && stamp.get(7) == Some(&b'-') && stamp.get(10) == Some(&b'T');
-    (is_date && has_time_of_day(stamp)).then_some((stamp, rest))
-}
-
-/// Returns whether a text is a number like `3124.417658`.
-fn is_seconds(text: &[u8]) -> bool {
-    let is_number = |part: &[u8]| !part.is_empty() && part.iter().all(u8::is_ascii_digit);
-    find(text, b".").is_some_and(|dot| is_number(&text[..dot]) && is_number(&text[dot + 1..]))
-}
-
-/// Returns whether a text has `08:49`.
-fn has_time_of_day(text: &[u8]) -> bool {
-    time_of_day(text).is_some()
-}
-
-/// Returns the position of `08:49`.
-fn position_of_time(text: &[u8]) -> Option<usize> {
-    text.windows(5).position(|window| {
-        let [a, b, colon, c, d] = window else { return false };
-        *colon == b':' && [a, b, c, d].into_iter().all(u8::is_ascii_digit)
-    })
-}
-
-/// Returns the date of a stamp with a time of day: what is before that.
-fn day_in(stamp: &[u8]) -> Option<&[u8]> {
-    position_of_time(stamp).map(|at| &stamp[..at])
-}
-
-fn time_of_day(text: &[u8]) -> Option<u64> {
-    let at = position_of_time(text)?;
-    let two = |at: usize| {
-        let pair = text.get(at..at + 2).filter(|pair| pair.iter().all(u8::is_ascii_digit))?;
-        Some(u64::from(pair[0] - b'0') * 10 + u64::from(pair[1] - b'0'))
-    };
-    let seconds = text.get(at + 5).filter(|byte| **byte == b':').and_then(|_| two(at + 6));
-    Some((two(at)? * 60 + two(at + 3)?) * 60 + seconds.unwrap_or(0))
-}
-
-/// Returns the microseconds of a stamp: since boot, or since midnight. They order the lines of one block.
-fn time_in(stamp: &[u8]) -> Option<u64> {
-    if stamp.starts_with(b"+") {
-        return None; // a difference
-    }
-    if let Some(seconds) = time_of_day(stamp) {
-        return Some(seconds * 1_000_000);
-    }
-    let (seconds, micros) = digits_before(stamp, b".")?;
-    let micros = micros.get(..6).and_then(number)?;
-    seconds.checked_mul(1_000_000)?.checked_add(micros)
 }
 
 /// An entry of `journalctl -o json`.
@@ -401,6 +441,7 @@ mod tests {
     fn found(line: &str) -> Option<(String, u64)> {
         let (mut log, mut out) = (TextLog::default(), vec![]);
         log.push(line.as_bytes(), &mut out);
+        log.finish(&mut out);
         assert!(out.len() <= 1, "{out:?}");
         let line = out.pop()?;
         assert!(
@@ -415,6 +456,7 @@ mod tests {
         let usecs = |prefixes: &[&str]| {
             let (mut log, mut out) = (TextLog::default(), vec![]);
             prefixes.iter().for_each(|prefix| log.push(format!("{prefix}{KILLED}").as_bytes(), &mut out));
+            log.finish(&mut out);
             out.iter().map(|line| line.found.usec).collect::<Vec<_>>()
         };
         let days = usecs(&[
@@ -448,6 +490,7 @@ mod tests {
         ] {
             log.push(format!("[ 3124.417658] {text}").as_bytes(), &mut out);
         }
+        log.finish(&mut out);
         let report = out.last().and_then(|line| line.found.report.clone()).expect("a report");
         assert_eq!((report.anon_bytes, report.incomplete), (Some(65_024 << 10), false));
     }
@@ -523,6 +566,7 @@ mod tests {
         ] {
             log.push(line.as_bytes(), &mut out);
         }
+        log.finish(&mut out);
         assert!(
             matches!(&out[0].found.line, Line::Context(context) if context.task_cgroups == ["/a/b"]),
             "{out:?}"

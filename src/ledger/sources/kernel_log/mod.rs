@@ -57,7 +57,7 @@ pub struct LogEntry {
 impl LogEntry {
     /// Returns the begin of a block at the end of these entries, whose kill has not been read yet.
     fn open_block(entries: &[LogEntry]) -> &[LogEntry] {
-        let is_end = |entry: &LogEntry| matches!(entry.line, Line::Killed(_) | Line::NoKill);
+        let is_end = |entry: &LogEntry| matches!(entry.line, Line::Killed(_) | Line::NoKill(_));
         let kills = entries.iter().rposition(is_end).map_or(0, |at| at + 1);
         let begins = |entry: &LogEntry| matches!(entry.line, Line::Invoked);
         let begin = entries[kills..].iter().rposition(begins).unwrap_or(entries.len() - kills);

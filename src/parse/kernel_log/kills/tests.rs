@@ -1,3 +1,4 @@
+use super::super::NoKill;
 use super::*;
 
 /// A line, and the report that the kernel printed before it.
@@ -78,9 +79,11 @@ fn report_of_block_without_kill_is_not_of_the_next_rate_limited_one() {
 #[test]
 fn end_without_a_kill_leaves_nothing_to_the_next_kill() {
     let mut block = KillAssembler::default();
-    for line in
-        [Line::Invoked, Line::Context(OomContext { pid: Some(7), ..OomContext::default() }), Line::NoKill]
-    {
+    for line in [
+        Line::Invoked,
+        Line::Context(OomContext { pid: Some(7), ..OomContext::default() }),
+        Line::NoKill(NoKill::NoVictim),
+    ] {
         read(&mut block, &entry(1, line));
     }
     let found = read(&mut block, &killed(2, 8));
@@ -92,7 +95,7 @@ fn group_whose_chosen_victim_was_exiting_names_the_others() {
     let mut block = KillAssembler::default();
     let group = Line::Group { path: "/a".into() };
     read(&mut block, &killed(1, 5));
-    for line in [Line::Invoked, Line::Context(OomContext::default()), Line::NoKill] {
+    for line in [Line::Invoked, Line::Context(OomContext::default()), Line::NoKill(NoKill::NoVictim)] {
         read(&mut block, &entry(2, line));
     }
     assert_eq!(read(&mut block, &entry(3, group)), None, "5 is of an earlier block");

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{OomReport, leading};
-use crate::parse::{find, number};
+use super::{KernelHolder, OomReport, leading};
+use crate::parse::{find, number, printable};
 
 /// Larger numbers are the kernel's way to print that there is no limit.
 const MAX_LIMIT_BYTES: u64 = 1 << 62;
@@ -56,6 +56,12 @@ impl Account {
         let limit = leading(&rest[at..], b"kB")?.checked_mul(1024);
         Some(Self { usage, limit: limit.filter(|limit| *limit < MAX_LIMIT_BYTES) })
     }
+
+    /// Returns whether less is left of this account, which has a limit, than of another one.
+    fn is_reached_before(&self, other: Self) -> bool {
+        let left = |account: Self| account.limit.map(|limit| limit.saturating_sub(account.usage));
+        left(*self).is_some_and(|own| left(other).is_none_or(|other| own < other))
+    }
 }
 
 /// Memory of a cgroup at its limit.
@@ -70,6 +76,8 @@ pub(super) struct ReportedCgroupMemory {
     swap: Option<Account>,
     counters: BTreeMap<&'static str, u64>,
     is_in_stats: bool,
+    /// Path of the first line of counters: the cgroup at its limit.
+    path: String,
 }
 
 impl ReportedCgroupMemory {
@@ -98,6 +106,10 @@ impl ReportedCgroupMemory {
         }
         if let Some(rest) = line.strip_prefix(STATS) {
             self.is_in_stats = true;
+            if self.path.is_empty() && rest.starts_with(b"/") {
+                let end = find(rest, b": ").or(rest.strip_suffix(b":").map(<[u8]>::len));
+                self.path = end.map(|end| printable(&rest[..end])).unwrap_or_default();
+            }
             self.read_old_stats(rest);
             return true;
         }
@@ -148,6 +160,13 @@ impl ReportedCgroupMemory {
         let writeback = get("file_writeback").or_else(|| v1("writeback"));
         report.dirty_bytes = dirty.zip(writeback).map(|(dirty, writeback)| dirty.saturating_add(writeback));
         report.swap_bytes = self.swap.map(|swap| swap.usage).or_else(|| v1("swap"));
+        report.cgroup.clone_from(&self.path);
+        if let Some(both) = self.memory_and_swap.filter(|both| both.is_reached_before(memory)) {
+            report.with_swap = true;
+            (report.usage_bytes, report.limit_bytes) = (Some(both.usage), both.limit);
+            report.incomplete |= self.counters.is_empty();
+            return;
+        }
         report.swap_limit_bytes = match (self.swap, self.memory_and_swap) {
             (Some(swap), _) => swap.limit,
             (None, Some(both)) => {
@@ -197,10 +216,27 @@ pub(super) struct ReportedHostMemory {
     page_kib: Option<u64>,
     /// By node and name: `0 Normal`.
     zones: BTreeMap<Vec<u8>, Zone>,
+    table: HolderTable,
+    holders: Vec<KernelHolder>,
 }
 
+/// A table of holders of the kernel's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum HolderTable {
+    #[default]
+    None,
+    /// `Unreclaimable slab info:`, with rows `filp 460321KB 460321KB`.
+    Slabs,
+    /// `Memory allocations:`, with rows `1047212032 511334 fs/xfs/xfs_icache.c:82 [xfs] func:xfs_inode_alloc`.
+    Allocations,
+}
+
+/// Holders that are kept.
+const MAX_HOLDERS: usize = 3;
+const MAX_HOLDER_NAME: usize = 80;
+
 /// Counters of the host that are used.
-const HOST_COUNTERS: [&str; 17] = [
+const HOST_COUNTERS: [&str; 18] = [
     "active_anon",
     "inactive_anon",
     "isolated_anon",
@@ -215,6 +251,7 @@ const HOST_COUNTERS: [&str; 17] = [
     "kernel_misc_reclaimable",
     "free",
     "free_pcp",
+    "free_cma",
     "dirty",
     "writeback",
     "unevictable",
@@ -240,7 +277,45 @@ impl ReportedHostMemory {
             return false;
         }
         let line = line.trim_ascii();
-        self.read_totals(line) || self.read_zone(line) || self.read_counters(line)
+        self.read_totals(line) || self.read_holder(line) || self.read_zone(line) || self.read_counters(line)
+    }
+
+    /// Reads a line of the tables of slab caches and of allocations.
+    fn read_holder(&mut self, line: &[u8]) -> bool {
+        self.table = match line {
+            b"Unreclaimable slab info:" => HolderTable::Slabs,
+            b"Memory allocations:" => HolderTable::Allocations,
+            _ => {
+                let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
+                let (first, second) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+                let holder = match self.table {
+                    HolderTable::Slabs => second
+                        .strip_suffix(b"KB")
+                        .and_then(number)
+                        .map(|kib| (first, kib.saturating_mul(1024))),
+                    HolderTable::Allocations => {
+                        let name = words.next().and_then(|name| find(line, name).map(|at| &line[at..]));
+                        // what the slab caches and the page cache took is in other figures
+                        let is_own = |name: &[u8]| {
+                            find(name, b"alloc_slab").is_none() && !name.starts_with(b"mm/filemap")
+                        };
+                        number(first)
+                            .zip(number(second))
+                            .and(name)
+                            .filter(|name| is_own(name))
+                            .zip(number(first))
+                    }
+                    HolderTable::None => return false,
+                };
+                let Some((name, bytes)) = holder else { return line.starts_with(b"Name ") };
+                self.holders
+                    .push(KernelHolder { name: printable(&name[..name.len().min(MAX_HOLDER_NAME)]), bytes });
+                self.holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+                self.holders.truncate(MAX_HOLDERS);
+                return true;
+            }
+        };
+        true
     }
 
     /// `Free swap  = 0kB`, `563224 pages RAM`.
@@ -363,6 +438,8 @@ impl ReportedHostMemory {
         let kib = |kib: u64| kib.saturating_mul(1024);
         let sum = |names: &[&str]| names.iter().try_fold(0_u64, |sum, name| sum.checked_add(get(name)?));
         report.host = true;
+        report.kernel_holders.clone_from(&self.holders);
+        report.free_cma_bytes = get("free_cma").map(bytes).filter(|bytes| *bytes > 0);
         let order = report.order.and_then(|order| u32::try_from(order).ok()).filter(|order| *order > 0);
         report.fragmented = order.is_some_and(|order| self.is_fragmented(order));
         report.free_bytes = get("free").map(bytes);

@@ -16,7 +16,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Killed, Line, OomContext, digits, rfind};
+use super::{Killed, Line, NoKill, OomContext, digits, rfind};
 use crate::parse::{find, printable};
 use memory::{ReportedCgroupMemory, ReportedHostMemory};
 use table::{Columns, ReportTable};
@@ -50,6 +50,12 @@ pub struct OomReport {
     /// No block of the requested order was free, though more than the low watermark was: free memory was in pieces.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub fragmented: bool,
+    /// The cgroup at its limit, as the line before its counters names it; of the host empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub cgroup: String,
+    /// The limit is of memory and swap together (cgroup v1), and so is the usage.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub with_swap: bool,
     /// Memory in use: charged to the cgroup, or of the host all that was not free.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_bytes: Option<u64>,
@@ -68,6 +74,12 @@ pub struct OomReport {
     /// Memory of the kernel itself: slab, stacks, page tables, sockets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel_bytes: Option<u64>,
+    /// What held the most memory of the kernel: its slab caches and, since 6.10, its allocations; largest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kernel_holders: Vec<KernelHolder>,
+    /// Free memory that is reserved for contiguous allocations of devices (CMA), which most requests may not use; of the host only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free_cma_bytes: Option<u64>,
     /// Pages reserved as huge pages, used or not; of the host only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugetlb_bytes: Option<u64>,
@@ -145,6 +157,15 @@ pub struct ReportProcess {
     pub container: String,
 }
 
+/// A holder of memory of the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelHolder {
+    /// The name of a slab cache, or the place of the allocation in the kernel's source.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
 /// The processes of one role.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -216,8 +237,12 @@ impl ReportAssembler {
                 let block = self.block.take().filter(|block| block.includes(usec))?;
                 return block.finish(killed, self.page_bytes);
             }
-            Some(Line::NoKill) => self.block = None,
-            Some(Line::Group { .. } | Line::Xid(_) | Line::Resumed) => {}
+            Some(Line::NoKill(NoKill::AlreadyExiting)) => self.block = None,
+            Some(Line::NoKill(NoKill::NoVictim | NoKill::Panic)) => {
+                let block = self.block.take().filter(|block| block.includes(usec))?;
+                return block.finish(&Killed::default(), self.page_bytes);
+            }
+            Some(Line::Chosen { .. } | Line::Group { .. } | Line::Xid(_) | Line::Resumed) => {}
             None => self.fold(usec, text),
         }
         None
@@ -254,8 +279,13 @@ impl ReportAssembler {
     }
 }
 
+/// Returns whether a text is the header of a table of processes, or a row of one; `None` if it is neither.
+pub(super) fn is_table_header(text: &[u8]) -> Option<bool> {
+    Columns::of(text).map(|_| true).or_else(|| table::is_row(text).then_some(false))
+}
+
 /// Returns whether a record outside a block belongs to one whose begin is missing. Cheap: it is tested for every record.
-fn is_part_of_block(text: &[u8]) -> bool {
+pub(super) fn is_part_of_block(text: &[u8]) -> bool {
     const BEGINS: [&[u8]; 6] = [
         b"memory: usage ",
         b"Memory cgroup stats for ",
@@ -333,7 +363,7 @@ impl ReportBlock {
         match (cgroup.is_known(), page) {
             (true, _) => cgroup.write(&mut report),
             (false, Some(page)) => host.write(page, &mut report),
-            (false, None) => report.incomplete = true,
+            (false, None) => (report.incomplete, report.host) = (true, host.is_known()),
         }
         table.write(page, &mut report);
         let is_empty = !self.is_damaged && !has_memory && report.process_count.is_none() && !self.has_begin;

@@ -12,6 +12,11 @@ const MAX_ROWS: usize = 4_096;
 /// Longer names are not the kernel's: 15 bytes, each of which may be escaped as `\x1b`.
 const MAX_NAME_BYTES: usize = 60;
 
+/// The smallest page; the next larger one has four times its size.
+const SMALL_PAGE: u64 = 4_096;
+/// Pages from which on the number of page tables shows the size of a page.
+const MIN_RSS_OF_PAGE_SIZE: u64 = 100_000;
+
 /// A column that is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TableColumn {
@@ -24,6 +29,9 @@ enum TableColumn {
     RssShmem,
     Swap,
     ScoreAdj,
+    /// Page tables: in bytes, or before 4.15 their number.
+    PageTableBytes,
+    PageTables,
     Other,
 }
 
@@ -57,6 +65,8 @@ impl Columns {
                 b"rss_shmem" => TableColumn::RssShmem,
                 b"swapents" => TableColumn::Swap,
                 b"oom_score_adj" => TableColumn::ScoreAdj,
+                b"pgtables_bytes" => TableColumn::PageTableBytes,
+                b"nr_ptes" => TableColumn::PageTables,
                 _ => TableColumn::Other,
             });
         }
@@ -105,6 +115,7 @@ struct TableRow {
     shmem: Option<u64>,
     swap: Option<u64>,
     score_adj: Option<i32>,
+    has_small_pages: bool,
     name: Box<[u8]>,
 }
 
@@ -113,6 +124,7 @@ impl TableRow {
         let (pid, mut rest) = pid_and_rest(text)?;
         let (mut tgid, mut uid, mut total_vm, mut rss, mut swap) = (None, None, None, None, None);
         let (mut anon, mut file, mut shmem, mut score_adj) = (None, None, None, None);
+        let mut has_small_pages = false;
         for column in &columns.0 {
             rest = rest.trim_ascii_start();
             let end = rest.iter().position(|&byte| byte == b' ')?;
@@ -132,11 +144,34 @@ impl TableRow {
                 TableColumn::RssShmem => shmem = number,
                 TableColumn::Swap => swap = number,
                 TableColumn::ScoreAdj => score_adj = signed(field),
+                // page tables are whole pages
+                TableColumn::PageTableBytes => {
+                    has_small_pages = number.is_some_and(|bytes| !bytes.is_multiple_of(4 * SMALL_PAGE));
+                }
+                // a table maps 512 small pages, or 8,192 pages of 64 KiB
+                TableColumn::PageTables => {
+                    has_small_pages = number.zip(rss).is_some_and(|(tables, rss)| {
+                        rss > MIN_RSS_OF_PAGE_SIZE && tables.saturating_mul(1_024) > rss
+                    });
+                }
                 TableColumn::Other => {}
             }
         }
         let name = rest.strip_prefix(b" ").filter(|name| name.len() <= MAX_NAME_BYTES)?.into();
-        Some(Self { pid, tgid, uid, total_vm, rss: rss?, anon, file, shmem, swap, score_adj, name })
+        Some(Self {
+            pid,
+            tgid,
+            uid,
+            total_vm,
+            rss: rss?,
+            anon,
+            file,
+            shmem,
+            swap,
+            score_adj,
+            has_small_pages,
+            name,
+        })
     }
 
     fn is_of(&self, pid: u32) -> bool {
@@ -168,6 +203,7 @@ pub(super) struct ReportTable {
     count: u32,
     has_header: bool,
     has_unreadable: bool,
+    has_small_pages: bool,
 }
 
 impl ReportTable {
@@ -190,6 +226,7 @@ impl ReportTable {
     pub(super) fn add(&mut self, text: &[u8], columns: &Columns) {
         let Some(row) = TableRow::of(text, columns) else { return self.add_unreadable() };
         self.count = self.count.saturating_add(1);
+        self.has_small_pages |= row.has_small_pages;
         self.rows.push(row);
         if self.rows.len() >= 2 * MAX_ROWS {
             self.sort();
@@ -205,11 +242,18 @@ impl ReportTable {
         self.rows.sort_by_key(|row| std::cmp::Reverse(row.rss));
     }
 
-    /// Derives the page size from the victim's row: its address space is in the row in pages, and in the record of its kill in
-    /// kilobytes.
+    /// Derives the page size: from the victim's row, whose address space is in the row in pages, and in the record of its kill in
+    /// kilobytes; else from sizes that are no multiples of a larger page.
     ///
     /// `context_pid`: its pid in the context line, if the table does not list the thread that was killed.
     pub(super) fn page_bytes(&self, killed: &Killed, context_pid: Option<u32>) -> Option<u64> {
+        let of_killed = [killed.total_vm_bytes, killed.anon_bytes, killed.file_bytes, killed.shmem_bytes];
+        let is_small = |bytes: &u64| !bytes.is_multiple_of(4 * SMALL_PAGE);
+        let has_small_pages = self.has_small_pages || of_killed.iter().flatten().any(is_small);
+        self.page_of_victim(killed, context_pid).or(has_small_pages.then_some(SMALL_PAGE))
+    }
+
+    fn page_of_victim(&self, killed: &Killed, context_pid: Option<u32>) -> Option<u64> {
         let row_of = |pid: u32| self.rows.iter().find(|row| row.is_of(pid));
         let row = row_of(killed.pid).or_else(|| row_of(context_pid?))?;
         let (pages, bytes) = (row.total_vm.filter(|pages| *pages > 0)?, killed.total_vm_bytes?);

@@ -1,0 +1,197 @@
+//! What a cgroup is, by its path: a pod, a job, a session, a service, a container of another manager. Pure.
+
+use super::text::{name, path};
+
+/// What a cgroup is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum CgroupPlace {
+    /// All pods of a node (*node allocatable*), or those of a QoS class.
+    AllPods {
+        /// `burstable` or `besteffort`; empty for all.
+        class: &'static str,
+    },
+    /// A pod, by its UID.
+    Pod {
+        /// With hyphens.
+        uid: String,
+    },
+    /// A container of LXC, Incus or Proxmox.
+    Lxc {
+        /// Its name; at Proxmox its number.
+        name: String,
+    },
+    /// A job of Slurm.
+    SlurmJob {
+        /// Its id.
+        id: String,
+    },
+    /// A virtual machine or a container of systemd-nspawn.
+    Machine {
+        /// Its name.
+        name: String,
+    },
+    /// The sessions of a user.
+    User {
+        /// The user's id.
+        uid: String,
+    },
+    /// A unit of systemd.
+    Unit {
+        /// Its name, with its suffix.
+        name: String,
+    },
+    /// Another cgroup.
+    Other {
+        /// Its path.
+        path: String,
+    },
+}
+
+impl CgroupPlace {
+    /// Returns what a cgroup is. Of several that surround each other, the one that people know: a job and not its step, a session's
+    /// user and not the session.
+    pub(super) fn of(cgroup: &str) -> Self {
+        let parts: Vec<&str> = cgroup.split('/').filter(|part| !part.is_empty()).collect();
+        let found =
+            parts.iter().enumerate().find_map(|(at, part)| Self::of_part(part, parts.get(at + 1).copied()));
+        let pods = parts.last().and_then(|last| of_pods(last));
+        let unit = parts
+            .iter()
+            .rev()
+            .find(|part| [".service", ".scope", ".slice"].iter().any(|end| part.ends_with(end)));
+        pods.or(found)
+            .or_else(|| unit.map(|unit| Self::Unit { name: (*unit).to_owned() }))
+            .unwrap_or_else(|| Self::Other { path: cgroup.to_owned() })
+    }
+
+    fn of_part(part: &str, next: Option<&str>) -> Option<Self> {
+        let after =
+            |prefix: &str| part.strip_prefix(prefix).filter(|rest| !rest.is_empty()).map(str::to_owned);
+        if matches!(part, "lxc" | "lxc.payload") {
+            return next.map(|next| Self::Lxc { name: next.to_owned() });
+        }
+        if let Some(name) = after("lxc.payload.") {
+            return Some(Self::Lxc { name });
+        }
+        if let Some(id) = after("job_").filter(|id| id.bytes().all(|byte| byte.is_ascii_digit())) {
+            return Some(Self::SlurmJob { id });
+        }
+        if let Some(name) = after("machine-") {
+            let name = name.strip_suffix(".scope")?.replace("\\x2d", "-");
+            return Some(Self::Machine { name });
+        }
+        let user = after("user-").or_else(|| after("user@"))?;
+        let uid = user.split('.').next().filter(|uid| uid.bytes().all(|byte| byte.is_ascii_digit()))?;
+        Some(Self::User { uid: uid.to_owned() })
+    }
+
+    /// Returns a noun for a sentence.
+    pub(super) fn noun(&self) -> String {
+        match self {
+            Self::AllPods { class: "" } => "the limit of all pods of this node".to_owned(),
+            Self::AllPods { class } => format!("the limit of all {class} pods of this node"),
+            Self::Pod { uid } => format!("the pod {uid}"),
+            Self::Lxc { name: lxc } => format!("the LXC container {}", name(lxc)),
+            Self::SlurmJob { id } => format!("the Slurm job {}", name(id)),
+            Self::Machine { name: machine } => format!("the machine {}", name(machine)),
+            Self::User { uid } => format!("the sessions of user {uid}"),
+            Self::Unit { name: unit } => format!("the systemd unit {}", name(unit)),
+            Self::Other { path: cgroup } if cgroup.is_empty() => "a cgroup".to_owned(),
+            Self::Other { path: cgroup } => format!("the cgroup {}", path(cgroup)),
+        }
+    }
+
+    /// Returns how its memory limit is raised; `now` is ` (now 2.0 GiB)` or empty.
+    pub(super) fn advice(&self, now: &str) -> String {
+        match self {
+            Self::AllPods { .. } => format!(
+                "All pods of the node share this limit{now}, which is its memory less what is reserved: give pods a memory limit, run fewer \
+                 on this node, or reserve less (kube-reserved, system-reserved, eviction-hard)."
+            ),
+            Self::Pod { .. } => format!(
+                "Raise resources.limits.memory of the pod's containers, whose sum is the pod's limit{now}."
+            ),
+            Self::Lxc { name: lxc } if lxc.bytes().all(|byte| byte.is_ascii_digit()) => {
+                format!("Raise its limit{now}: pct set {lxc} --memory MiB (Proxmox), or run less in it.")
+            }
+            Self::Lxc { name: lxc } => format!(
+                "Raise its limit{now}: lxc config set {} limits.memory=... (also incus), or run less in it.",
+                name(lxc)
+            ),
+            Self::SlurmJob { .. } => {
+                format!("Request more memory for the job{now}: sbatch --mem, or --mem-per-cpu.")
+            }
+            Self::Machine { .. } => format!("Give the machine more memory{now}, or run less in it."),
+            Self::User { uid } => {
+                format!("Raise MemoryMax= of user-{uid}.slice{now}, or run less in the user's sessions.")
+            }
+            Self::Unit { name: unit } => {
+                format!("Raise MemoryMax= of {}{now}, or run less in it.", name(unit))
+            }
+            Self::Other { path: cgroup } if cgroup.is_empty() => {
+                format!("Raise the limit of its cgroup{now}, or run less in it.")
+            }
+            Self::Other { path: cgroup } => format!(
+                "Raise the limit of {}{now}: memory.max (cgroup v1: memory.limit_in_bytes), which the program that made it sets; or run \
+                 less in it.",
+                path(cgroup)
+            ),
+        }
+    }
+}
+
+/// Returns what the kubelet's cgroup with this name is: of all pods, of a class, or of a pod.
+fn of_pods(part: &str) -> Option<CgroupPlace> {
+    let part = part.strip_suffix(".slice").unwrap_or(part);
+    let own = part.rsplit_once("kubepods-").map(|(_, own)| own);
+    let class = match own.unwrap_or(part) {
+        "kubepods" => return Some(CgroupPlace::AllPods { class: "" }),
+        other if own.is_none() && other.ends_with("-kubepods") => {
+            return Some(CgroupPlace::AllPods { class: "" });
+        }
+        "burstable" => "burstable",
+        "besteffort" => "besteffort",
+        other => {
+            let uid = other.rsplit_once("pod").map(|(_, uid)| uid)?;
+            let is_uid =
+                !uid.is_empty() && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte));
+            return is_uid.then(|| CgroupPlace::Pod { uid: uid.replace('_', "-") });
+        }
+    };
+    Some(CgroupPlace::AllPods { class })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_shows_who_manages_a_cgroup() {
+        for (cgroup, noun) in [
+            ("/kubepods.slice", "the limit of all pods of this node"),
+            ("/kubelet.slice/kubelet-kubepods.slice", "the limit of all pods of this node"),
+            ("/kubepods/burstable", "the limit of all burstable pods of this node"),
+            (
+                "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod11111111_2222_3333_4444_555555555555.slice",
+                "the pod 11111111-2222-3333-4444-555555555555",
+            ),
+            (
+                "/kubepods/pod11111111-2222-3333-4444-555555555555",
+                "the pod 11111111-2222-3333-4444-555555555555",
+            ),
+            ("/lxc/107/ns/system.slice/worker.service", "the LXC container 107"),
+            ("/lxc.payload.train/system.slice/job.service", "the LXC container train"),
+            ("/slurm/uid_1000/job_42/step_0/task_0", "the Slurm job 42"),
+            ("/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0", "the Slurm job 42"),
+            ("/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/libvirt/emulator", "the machine qemu-1-vm"),
+            ("/user.slice/user-1000.slice/session-5.scope", "the sessions of user 1000"),
+            ("/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope", "the sessions of user 1000"),
+            ("/system.slice/job.service", "the systemd unit job.service"),
+            ("/system.slice", "the systemd unit system.slice"),
+            ("/job", "the cgroup /job"),
+            ("", "a cgroup"),
+        ] {
+            assert_eq!(CgroupPlace::of(cgroup).noun(), noun, "{cgroup}");
+        }
+    }
+}
