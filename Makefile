@@ -19,6 +19,10 @@ doctor: cargo ## show what memledger can read on this host
 	$(CARGO) build --release --locked
 	$(SUDO) $(TARGET)/release/memledger doctor $(ARGS)
 
+why: cargo ## explain what ended a container, or without NAME=... the newest kill or abnormal end on this host
+	$(CARGO) build --release --locked
+	$(SUDO) $(TARGET)/release/memledger why $(NAME) $(ARGS)
+
 demo: cargo ## without a GPU host: containers go wrong, memledger watches (ARGS="--help"; needs root, or sudo)
 	$(CARGO) build --release --locked --package memledger --package fake-nvml
 	$(CARGO) rustc --release --locked --package hog --target-dir $(TARGET)/demo -- -C target-feature=+crt-static
@@ -31,7 +35,7 @@ test-all: cargo ## all other tests: real systems, the cgroup v2 guest, the demo,
 	@tests/run.sh all $(ARGS)
 
 soak: cargo ## counts too high for make test and test-all: 10,000 simulated worlds of the ledger, two times 2,000 real kills, 10,000 restarts of the NVML process (2 h)
-	MEMLEDGER_TEST_CASES=10000 $(CARGO) test --locked --release --lib -- ledger::reconcile::tests::counts ledger::reconcile::tests::kills
+	MEMLEDGER_TEST_CASES=10000 $(CARGO) test --locked --release --lib -- explain::worlds::
 	NEXTEST_PROFILE=soak MEMLEDGER_TEST_KILLS=2000 tests/run.sh gate --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill) + test(=oom::bursts::docker_restart_during_burst_loses_no_kill)'
 	NEXTEST_PROFILE=soak MEMLEDGER_TEST_RESTARTS=10000 tests/run.sh gate -E 'test(/many_restarts_leak_nothing/)'
 

@@ -104,6 +104,8 @@ fn every_cause_has_verdict_and_advice_without_invented_figures() {
     seen.extend([Cause::Nothing, Cause::OomHostProcess, Cause::OomCgroupLimit, Cause::OomUnattributed]);
     // only a log from elsewhere is read for these: see the tests of `--kernel-log`
     seen.extend([Cause::OomNoVictim, Cause::OomPanic]);
+    // from the host and from a container's log: tests of `why` with real containers
+    seen.extend([Cause::KilledByMonitor, Cause::AllocationFailed, Cause::AtLimit, Cause::NeverStarted]);
     let missing: Vec<_> = Cause::ALL.iter().filter(|cause| !seen.contains(cause)).collect();
     assert!(missing.is_empty(), "no case has {missing:?}");
 }
@@ -425,7 +427,7 @@ fn why_without_events_names_known_containers_and_advice() {
             1,
             "no memledger serve answers on the control socket /nonexistent/a",
         ),
-        (vec!["why", &state], 2, "CONTAINER"),
+        (vec!["why", &state], 0, "The newest OOM kill or abnormal end of a container on this host"),
         (vec!["why", "x", "--last", &state], 2, "--last is about any container"),
     ] {
         let (code, out, err) = run(&arguments);

@@ -9,6 +9,7 @@ mod doctor;
 mod event_source;
 mod events;
 mod healthcheck;
+mod journal;
 mod kernel_log_file;
 mod nvml_process;
 mod package_files;

@@ -9,14 +9,17 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::coverage;
 use super::event_source::{self, LedgerSource};
+use super::journal;
 use super::kernel_log_file::{self, LogQuery};
 use crate::clock::Timestamp;
 use crate::config::Config;
+use crate::container_logs::tail::last_error;
 use crate::discover::history::ExistingContainer;
 use crate::events::{Kill, KillOwner, LedgerEvent};
 use crate::explain::live::{HostHistory, current_usage, subject_of};
 use crate::explain::{
-    Cause, Verdict, add_container, kill_line, not_found, query_verdict, verdict_without_events,
+    Cause, Verdict, add_container, add_cuda_error, add_logged_error, kill_line, never_started, not_found,
+    query_verdict, verdict_without_events,
 };
 use crate::export::verdict_text::{render, wrapped};
 use crate::ledger::store::Query;
@@ -40,13 +43,20 @@ pub fn command() -> Command {
             Arg::new("container")
                 .value_name("CONTAINER")
                 .help("Its name (in a pod also POD/NAME or NAMESPACE/POD/NAME), its id or the beginning of its id.")
-                .required_unless_present_any(["last", "kernel-log"]),
         )
         .arg(
             Arg::new("last")
                 .long("last")
                 .action(ArgAction::SetTrue)
-                .help("The newest OOM kill or abnormal exit of any container; of a saved log, the newest OOM kill."),
+                .help("The newest OOM kill or abnormal exit of any container, as without a CONTAINER; of a saved log, the newest OOM kill."),
+        )
+        .arg(
+            Arg::new("logs")
+                .long("logs")
+                .action(ArgAction::SetTrue)
+                .requires("container")
+                .conflicts_with_all(["kernel-log", "last"])
+                .help("Read the last 1 MiB of that container's log too, for errors of GPU memory, shared memory and allocations. Prints the line of the error, not the log."),
         )
         .arg(
             Arg::new("kernel-log")
@@ -98,8 +108,30 @@ fn explain(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             && !super::control::is_available(&config, event_source::TIMEOUT),
         is_json: matches.get_flag("json"),
         command: coverage::command_with_all_rights(&config, &["why", container.unwrap_or("--last")]),
+        is_bare: container.is_none() && !matches.get_flag("last"),
     };
-    if let Some(mut verdict) = query_verdict(container, now.unix_seconds(), events)? {
+    let logged = match container.filter(|_| matches.get_flag("logs")).and_then(|wanted| find(&host, wanted)) {
+        Some(existing) => Some(last_error(&config, existing)),
+        None if matches.get_flag("logs") => {
+            Some(Err("the container does not exist any more, and its log with it".to_owned()))
+        }
+        None => None,
+    };
+    let found = logged.as_ref().and_then(|read| read.as_ref().ok()).and_then(Option::as_ref);
+    let with_log = |query: &Query| {
+        let mut found_events = events(query)?;
+        if let Some(found) = found.filter(|_| query.container.is_some()) {
+            add_cuda_error(&mut found_events, found);
+        }
+        anyhow::Ok(found_events)
+    };
+    if let Some(mut verdict) = query_verdict(container, now.unix_seconds(), with_log)? {
+        match &logged {
+            Some(Ok(found)) => add_logged_error(&mut verdict, found.as_ref()),
+            Some(Err(reason)) => verdict.also.push(format!("Its log could not be read: {reason}.")),
+            None => {}
+        }
+        journal::add_monitor(&mut verdict);
         add_existing_containers(&mut verdict, &host, container);
         answer.print(&verdict)?;
         return Ok(ExitCode::SUCCESS);
@@ -107,6 +139,10 @@ fn explain(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     if let Some(wanted) = container
         && let Some(existing) = find(&host, wanted)
     {
+        if let Some(error) = existing.start_error.as_deref().filter(|_| !existing.is_running) {
+            answer.print(&never_started(subject_of(existing), error, now.unix_seconds()))?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let usage = current_usage(&config, now, &existing.id).filter(|_| existing.is_running);
         let subject = subject_of(existing);
         answer.print(&verdict_without_events(
@@ -161,6 +197,8 @@ struct Answer<'a> {
     is_partial: bool,
     is_json: bool,
     command: String,
+    /// Nothing was asked for: the newest of all is meant.
+    is_bare: bool,
 }
 
 impl Answer<'_> {
@@ -175,11 +213,16 @@ impl Answer<'_> {
             super::print(&(serde_json::to_string_pretty(&json)? + "\n"))?;
             return Ok(());
         }
-        let mut text = render(verdict);
+        let mut text = String::new();
+        if self.is_bare {
+            text.push_str("The newest OOM kill or abnormal end of a container on this host (--last):\n\n");
+        }
+        text.push_str(&render(verdict));
         add_kills_of_unknown_containers(&mut text, &unknown);
         // the ledger is complete since its start; an answer from the host is only as good as its sources
         let is_from_host = self.host.events.iter().any(|event| Some(event.at()) == verdict.at);
-        if verdict.at.is_none() || is_from_host || self.is_partial || !unknown.is_empty() {
+        let is_open = verdict.at.is_none() && verdict.cause != Cause::NeverStarted;
+        if is_open || is_from_host || self.is_partial || !unknown.is_empty() {
             text.push_str(&self.coverage());
         }
         super::print(&text)?;
@@ -201,6 +244,10 @@ impl Answer<'_> {
         let Some((wanted, subject)) = self.wanted.zip(verdict.subject.as_ref()) else { return vec![] };
         if verdict.at.is_some() && subject.container_id.starts_with(wanted) {
             return vec![]; // by its id
+        }
+        let exists = self.host.containers.iter().any(|it| it.id.as_str() == &*subject.container_id);
+        if exists && (verdict.at.is_some() || verdict.cause == Cause::NeverStarted) {
+            return vec![]; // its end is known, and no other container can have its name
         }
         let has_kill = verdict.pid.is_some() || verdict.cause == Cause::OomUnnamed;
         let may_be_meant = |kill: &&Kill| {

@@ -128,7 +128,7 @@ impl LogStream {
 }
 
 /// Returns Unix time and text of a frame, which begins with its time. Now, if it does not.
-fn split_timestamp(frame: &[u8]) -> (f64, &[u8]) {
+pub(super) fn split_timestamp(frame: &[u8]) -> (f64, &[u8]) {
     let end = frame.iter().take(64).position(|byte| *byte == b' ');
     let time = end.and_then(|end| std::str::from_utf8(&frame[..end]).ok()?.parse::<jiff::Timestamp>().ok());
     match (time, end) {

@@ -25,8 +25,8 @@ const CHUNK: usize = 64 << 10;
 const MAX_FIELDS: usize = 128;
 
 /// An open log.
-struct LogFile {
-    file: File,
+pub(super) struct LogFile {
+    pub(super) file: File,
     inode: u64,
     raw: LineBuffer,
     out: LineBuffer,
@@ -89,7 +89,7 @@ impl Follower {
 
 impl LogFile {
     /// Opens a plain file: a pod that may write to the node's logs could put anything there.
-    async fn open(path: PathBuf) -> std::io::Result<Self> {
+    pub(super) async fn open(path: PathBuf) -> std::io::Result<Self> {
         let opened = tokio::task::spawn_blocking(move || {
             let flags =
                 OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -105,7 +105,7 @@ impl LogFile {
     }
 
     /// Reads a part, and calls `each` with time and text of every line. Returns the number of bytes, 0 at the end.
-    async fn read(&mut self, mut each: impl FnMut(f64, &str) + Send) -> std::io::Result<usize> {
+    pub(super) async fn read(&mut self, mut each: impl FnMut(f64, &str) + Send) -> std::io::Result<usize> {
         let length = self.file.read(&mut self.chunk).await?;
         let (out, err) = (&mut self.out, &mut self.err);
         self.raw.add(&self.chunk[..length], |line| {
@@ -129,7 +129,7 @@ fn fields(line: &str) -> Option<(f64, &str, bool, &str)> {
 }
 
 /// Returns the file of a container. Of two containers with one name one is shown with an addition after `@`.
-fn path(pods: &Path, pod: &Pod, container: &str) -> PathBuf {
+pub(super) fn path(pods: &Path, pod: &Pod, container: &str) -> PathBuf {
     let folder = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
     let name = container.split('@').next().unwrap_or_default();
     pods.join(folder).join(name).join(format!("{}.log", pod.attempt))

@@ -8,6 +8,7 @@ mod budget;
 mod docker;
 mod files;
 mod lines;
+pub mod tail;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;

@@ -51,6 +51,8 @@ pub struct ExistingContainer {
     pub ended: Option<f64>,
     /// Its memory limit in bytes; `None` if it has none, or if it is unknown.
     pub limit_bytes: Option<u64>,
+    /// Why its last start failed, as its runtime records it.
+    pub start_error: Option<String>,
     /// How often its restart policy has restarted it.
     pub restarts: Option<u64>,
 }

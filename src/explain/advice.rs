@@ -10,7 +10,9 @@ use super::place::CgroupPlace;
 use super::text::{bytes, lasted, name, role_one, roles, signal_of, time};
 use super::verdict::{SIGKILL, full_shm};
 use super::{Cause, RunSummary, cuda_oom, report};
-use crate::events::{Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, RoleUsage, UsageSample};
+use crate::events::{
+    Identity, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, RoleUsage, UsageSample,
+};
 use crate::runs::hit_limit::LimitPosition;
 
 /// Share of a limit that is left free when a number of workers is computed: they grow, and the kernel needs some.
@@ -152,12 +154,13 @@ fn panicked(kill: &Kill, advice: &mut Vec<String>) {
 }
 
 fn error_exit(run: &RunSummary<'_>, advice: &mut Vec<String>) {
-    advice.push(format!("Read its last log lines: {}", logs(run)));
-    advice.push(
-        "A CUDA out-of-memory error also ends a program like this: GPU memory is not part of the container's memory limit, \
-         and unless the program reports to memledger the error is only in the container's log."
-            .to_owned(),
-    );
+    advice.push(format!("Its log has the error: {}", logs(run)));
+    let name = own_name(run);
+    if !name.is_empty() {
+        advice.push(format!(
+            "memledger why {name} --logs looks there for errors of GPU memory (CUDA), of shared memory and of allocations; unasked memledger reads no log."
+        ));
+    }
 }
 
 const RAISE_STOP_TIMEOUT: &str = "If it has to save its state first: raise the stop timeout (docker stop -t, Compose stop_grace_period), and \
@@ -556,10 +559,19 @@ fn shm_full(run: &RunSummary<'_>, advice: &mut Vec<String>) {
 }
 
 fn killed_outside(run: &RunSummary<'_>, advice: &mut Vec<String>) {
+    let Identity { k8s_namespace, k8s_pod, .. } = &run.subject.identity;
+    if !k8s_pod.is_empty() {
+        advice.push(format!(
+            "In a pod most often a failed liveness probe, an eviction, or a deletion whose grace period ended: kubectl describe pod -n {} {} shows \
+             `Liveness probe failed` or `Evicted` in its events.",
+            name(k8s_namespace),
+            name(k8s_pod)
+        ));
+    }
     advice.push(
-        "Other senders of SIGKILL: docker stop after its timeout; the kubelet (eviction, a failed probe); systemd-oomd \
-         and earlyoom, which kill on low memory before the kernel does, without a kernel record; a batch system; a person \
-         with kill -9. A program that exits with code 137 by itself looks the same."
+        "Other senders of SIGKILL: docker stop after its timeout; systemd-oomd and earlyoom, which kill on low memory before the kernel \
+         does, without a kernel record; Ray's memory monitor; a batch system; a person with kill -9. A program that exits with code 137 by itself looks the \
+         same."
             .to_owned(),
     );
     let at = run.exit.map_or_else(String::new, |exit| format!(" the logs of {}", time(exit.at)));
@@ -620,6 +632,13 @@ fn score(kill: &Kill, run: &RunSummary<'_>, advice: &mut Vec<String>) {
     advice.push(format!(
         "The {what} had oom_score_adj {adj}: the kernel counts {adj}/1000 of the memory more for it, so it dies before larger ones.{who}"
     ));
+}
+
+/// Returns the container's name if it needs no quoting in a shell; else an empty text.
+fn own_name<'a>(run: &RunSummary<'a>) -> &'a str {
+    let name = &*run.subject.identity.name;
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"_.-".contains(&b);
+    if name.bytes().all(is_plain) && !name.starts_with('-') { name } else { "" }
 }
 
 /// Returns the command that shows the container's log, with a name that needs no quoting in a shell.

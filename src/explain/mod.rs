@@ -9,6 +9,7 @@
 //! The caller provides the events; `export::verdict_text` renders the screen.
 
 mod advice;
+mod container_log;
 mod cuda_oom;
 mod limit;
 pub mod live;
@@ -17,6 +18,8 @@ mod place;
 mod report;
 mod verdict;
 mod text;
+#[cfg(test)]
+mod worlds;
 
 use std::sync::Arc;
 
@@ -25,10 +28,11 @@ use serde::Serialize;
 use crate::discover::history::ExistingContainer;
 use crate::discover::same_start;
 use crate::events::{
-    ContainerRef, CudaOom, Evidence, Exit, Identity, Kill, KillOwner, LedgerEvent, OomReport, PriorUsage,
-    UsageSample, Victim,
+    ContainerRef, CudaOom, Evidence, Exit, ExitReason, Identity, Kill, KillOwner, LedgerEvent, OomReport,
+    PriorUsage, UsageSample, Victim,
 };
 use crate::ledger::store::Query;
+pub use container_log::{add_cuda_error, add_logged_error};
 use live::CurrentUsage;
 pub use log_file::{LoggedKill, LoggedKills};
 pub use text::{lasted, printable, roles, short_ids, time, torch_size};
@@ -102,6 +106,14 @@ pub enum Cause {
     CudaOomOwnShare,
     /// The program ran out of GPU memory, and the container runs on.
     CudaOomSurvived,
+    /// A monitor killed it before the kernel would: systemd-oomd, Ray.
+    KilledByMonitor,
+    /// An allocation of host memory failed, and nothing was killed.
+    AllocationFailed,
+    /// The container is at its limit, and its processes wait for memory.
+    AtLimit,
+    /// Its start failed.
+    NeverStarted,
     /// The host was restarted.
     HostRestart,
     /// Exit code 0.
@@ -114,7 +126,7 @@ pub enum Cause {
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Cause; 32] = [
+    pub const ALL: [Cause; 36] = [
         Cause::OomLimitMain,
         Cause::OomLimitWorker,
         Cause::OomLimitWorkerThenExit,
@@ -143,6 +155,10 @@ impl Cause {
         Cause::CudaOomOtherHolder,
         Cause::CudaOomOwnShare,
         Cause::CudaOomSurvived,
+        Cause::KilledByMonitor,
+        Cause::AllocationFailed,
+        Cause::AtLimit,
+        Cause::NeverStarted,
         Cause::HostRestart,
         Cause::Completed,
         Cause::Unknown,
@@ -182,6 +198,10 @@ impl Cause {
             Cause::CudaOomOtherHolder => "OUT OF GPU MEMORY: others use the same GPU",
             Cause::CudaOomOwnShare => "OUT OF GPU MEMORY: the share that it may take is used up",
             Cause::CudaOomSurvived => "OUT OF GPU MEMORY, and no end is recorded",
+            Cause::KilledByMonitor => "KILLED by a memory monitor, not by the kernel",
+            Cause::AllocationFailed => "OUT OF MEMORY: an allocation failed, and nothing was killed",
+            Cause::AtLimit => "AT ITS MEMORY LIMIT: its processes wait for memory",
+            Cause::NeverStarted => "NEVER STARTED",
             Cause::HostRestart => "ENDED BY A RESTART OF THE HOST",
             Cause::Completed => "COMPLETED",
             Cause::Unknown => "UNKNOWN",
@@ -296,9 +316,16 @@ pub fn explain_logged(logged: &LoggedKill, missing: Option<&str>, now: f64) -> V
     verdict
 }
 
-/// Returns true if the kill ended the container.
+/// Returns true if the kill ended the container. An exit names the kill: in a loop of restarts the one of the run before is near.
 fn ended_it(kill: &Kill, exit: Option<&Exit>) -> bool {
-    kill.victim == Some(Victim::Main) || exit.is_some_and(|exit| exit.ended_by == Some(kill.id))
+    let is_main = kill.victim == Some(Victim::Main);
+    match exit {
+        Some(Exit { ended_by: Some(id), .. }) => *id == kill.id,
+        Some(Exit { reason: None | Some(ExitReason::OomContainer | ExitReason::OomHost), .. }) | None => {
+            is_main
+        }
+        Some(_) => false,
+    }
 }
 
 /// Returns the last sample of the prior usage.
@@ -446,6 +473,20 @@ fn similar(a: &str, b: &str) -> bool {
     a.contains(&b) || b.contains(&a) || alike >= 3
 }
 
+/// Returns the verdict on a container without events whose start failed. `error`: what its runtime says.
+pub fn never_started(subject: ContainerRef, error: &str, now: f64) -> Verdict {
+    let name = text::name(&subject.identity.name);
+    let what =
+        format!("{name} has never run: {} says: {}", subject.runtime, container_log::start_error_text(error));
+    Verdict {
+        cause: Cause::NeverStarted,
+        confidence: Confidence::Certain,
+        what,
+        advice: container_log::start_advice(error),
+        ..verdict_without_events(subject, false, None, now)
+    }
+}
+
 /// Returns the verdict on a container without events. `is_running`: it runs now, and uses so much of its memory.
 pub fn verdict_without_events(
     subject: ContainerRef,
@@ -459,17 +500,28 @@ pub fn verdict_without_events(
         true => format!("{name} is running, and neither an OOM kill nor an exit is known{since}."),
         false => format!("{name} is not running, and neither an OOM kill nor an exit is known{since}."),
     };
+    let is_stalled = usage.is_some_and(CurrentUsage::is_stalled);
     let usage = usage.map(|usage| {
         let limit = match usage.limit_bytes {
             Some(limit) => format!("of its limit of {}", text::bytes(limit)),
             None => "and has no limit of its own".to_owned(),
         };
-        format!("It uses {} {limit}, page cache included.", text::bytes(usage.usage_bytes))
+        let waiting = usage.stalled_percent.map_or_else(String::new, |percent| {
+            format!(" In the last 10 s all its processes waited for memory in {percent:.0} % of the time.")
+        });
+        format!("It uses {} {limit}, page cache included.{waiting}", text::bytes(usage.usage_bytes))
     });
+    let stalled_advice = || {
+        vec![
+            "It is not killed, because the kernel still frees a little again and again: raise the limit, or let it use less. With cgroup v1 \
+             and memory.oom_control, or a process with oom_score_adj -1000, it waits for ever."
+                .to_owned(),
+        ]
+    };
     Verdict {
         subject: Some(subject),
-        cause: Cause::Nothing,
-        confidence: Confidence::Unsure,
+        cause: if is_stalled { Cause::AtLimit } else { Cause::Nothing },
+        confidence: if is_stalled { Confidence::Certain } else { Confidence::Unsure },
         at: None,
         requested_at: now,
         what,
@@ -479,7 +531,7 @@ pub fn verdict_without_events(
         pid: None,
         report: None,
         held: None,
-        advice: vec![],
+        advice: if is_stalled { stalled_advice() } else { vec![] },
     }
 }
 
@@ -493,7 +545,13 @@ pub fn add_container(verdict: &mut Verdict, container: &ExistingContainer) {
     });
     let running = restarted.filter(|_| container.is_running);
     let running = running.map(|(_, started)| format!("It is running again since {}.", time(started)));
-    verdict.also.extend(running.into_iter().chain(times));
+    let failed = container
+        .start_error
+        .as_deref()
+        .filter(|_| !container.is_running && verdict.cause != Cause::NeverStarted);
+    let failed =
+        failed.map(|error| format!("Its last start failed: {}", container_log::start_error_text(error)));
+    verdict.also.extend(running.into_iter().chain(times).chain(failed));
 }
 
 /// Describes a kill in one line: time, process, size, limit.
@@ -513,10 +571,16 @@ fn run_of<'a>(
             _ => None,
         })
     };
+    // in a loop of restarts several runs begin within the tolerance: the nearest one is meant
+    let is_run = |run: f64, wanted: f64| {
+        let is_nearer = |other: f64| (other - wanted).abs() < (run - wanted).abs();
+        let mut others = exits().filter_map(|exit| exit.subject.started);
+        same_start(run, wanted) && !others.any(is_nearer)
+    };
     let exit = match event {
         LedgerEvent::Exit(exit) => Some(exit),
         LedgerEvent::OomKill(kill) => exits().find(|exit| match (exit.subject.started, subject.started) {
-            (Some(its), Some(ours)) => same_start(its, ours),
+            (Some(its), Some(ours)) => is_run(its, ours),
             _ => exit.at >= kill.at - EXIT_WINDOW,
         }),
         LedgerEvent::CudaOom(_) => None, // the newest event is one only where no end is known
@@ -528,7 +592,7 @@ fn run_of<'a>(
     let until = exit.map_or(f64::INFINITY, |exit| exit.at + EXIT_WINDOW);
     let started = exit.and_then(|exit| exit.subject.started).or(subject.started);
     let belongs = |kill: &&Kill| match (&kill.owner, started) {
-        (KillOwner::Container(ContainerRef { started: Some(its), .. }), Some(ours)) => same_start(*its, ours),
+        (KillOwner::Container(ContainerRef { started: Some(its), .. }), Some(ours)) => is_run(ours, *its),
         _ => kill.at > end_before && kill.at <= until,
     };
     let cuda_ooms = events.iter().filter_map(|event| match event {
@@ -536,7 +600,7 @@ fn run_of<'a>(
         _ => None,
     });
     let is_of_run = |oom: &&CudaOom| match (oom.subject.started, started) {
-        (Some(its), Some(ours)) => same_start(its, ours),
+        (Some(its), Some(ours)) => is_run(ours, its),
         _ => oom.at > end_before && oom.at <= until,
     };
     let may_have_ended = |event: &&LedgerEvent| {

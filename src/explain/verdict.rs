@@ -12,6 +12,8 @@ use crate::runs::hit_limit::LimitPosition;
 const SHM_FULL_ABOVE: f64 = 0.9;
 /// SIGBUS, raised by a write to a full `/dev/shm`.
 const SIGBUS: i64 = 7;
+/// What is said of an end with an error where no other cause is known.
+pub(super) const OWN_ERROR: &str = ": its own error.";
 /// Kills of one `memory.oom.group` are that close in time.
 const GROUP_SECONDS: f64 = 3.0;
 /// Names of processes that are listed.
@@ -255,6 +257,8 @@ fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, S
     let confidence = match cause {
         Cause::OomUnnamed => Confidence::Likely,
         _ if is_one_of_a_set(kill) => Confidence::Likely,
+        // a kill whose record was lost may have ended it in its place
+        _ if main && run.exit.is_some_and(|exit| !exit.may_be.is_empty()) => Confidence::Likely,
         Cause::OomParentLimit if kill.limit_cgroup.is_empty() => Confidence::Likely,
         _ if is_complete => Confidence::Certain,
         // the cause is certain; what it did to the container is not claimed
@@ -625,7 +629,7 @@ fn by_error(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
         return (Cause::ErrorExit, Confidence::Unsure, what);
     }
     let none = if run.kills.is_empty() { " No OOM kill of this run is recorded." } else { "" };
-    let what = format!("{at}: its own error.{none}");
+    let what = format!("{at}{OWN_ERROR}{none}");
     (Cause::ErrorExit, Confidence::Certain, what)
 }
 

@@ -45,7 +45,7 @@ pub fn render(verdict: &Verdict) -> String {
         // host memory says nothing about it
     } else if let (Some(before), Some(at)) = (&verdict.held, verdict.at) {
         usage_before(&mut text, before, at);
-    } else if verdict.at.is_some() {
+    } else if verdict.at.is_some() && verdict.pid.is_some() {
         text.push_str("\nWhat it held before was not recorded.\n");
     }
     if !verdict.advice.is_empty() {

@@ -189,7 +189,9 @@ fn containers_without_a_kill_are_described_with_what_is_known() {
         (_, screen) => Err(screen),
     });
     assert_eq!(code, Some(0), "{screen}");
-    for expected in ["with exit code 3", "docker logs --tail 50", "A CUDA out-of-memory error"] {
+    for expected in
+        ["with exit code 3", "docker logs --tail 50", "looks there for errors of GPU memory (CUDA)"]
+    {
         assert!(words(&screen).contains(expected), "no {expected:?} in {screen}");
     }
     let (code, screen) = eventually("its exit", || match verb(&scene, &["why", &stopped.name, NO_LEDGER]) {
@@ -315,4 +317,68 @@ fn user_without_rights_gets_the_command_that_has_them() {
     ] {
         assert!(text.contains(expected), "no {expected:?} in {text}{errors}");
     }
+}
+
+/// The log of a container is read only on request, and only for the line of an error.
+#[test]
+fn end_with_an_error_is_explained_by_the_log_on_request() {
+    let Some(scene) = Scene::new("logs") else { return };
+    let shm = "say=ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).";
+    let cuda = "say=torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 12.00 GiB of which \
+        1.00 GiB is free. Of the allocated memory 8.00 GiB is allocated by PyTorch, and 1.50 GiB is reserved by PyTorch but unallocated.";
+    for (name, line, title, shown) in [
+        (
+            "cuda",
+            cuda,
+            "OUT OF GPU MEMORY: its cache is fragmented (most likely)",
+            "tried 2.00 GiB, free 1024.00 MiB",
+        ),
+        ("shm", shm, "SHARED MEMORY FULL (most likely)", "Its log says that shared memory was used up"),
+        ("none", "say=epoch 3 secret", "ENDED WITH AN ERROR", "have no out-of-memory error that is known"),
+    ] {
+        let container = scene.run(name, &[], &[line, "exit=1"]);
+        eventually("its end", || match container.inspect("{{.State.Status}}").as_str() {
+            "exited" => Ok(()),
+            other => Err(other.to_owned()),
+        });
+        let (code, screen) = verb_with_engine(&scene, &["why", &container.name, NO_LEDGER]);
+        assert_eq!(code, Some(0), "{screen}");
+        let text = words(&screen);
+        assert!(text.contains("ENDED WITH AN ERROR") && text.contains("--logs"), "unasked: {screen}");
+        let (_, screen) = verb_with_engine(&scene, &["why", &container.name, NO_LEDGER, "--logs"]);
+        let text = words(&screen);
+        assert!(text.contains(title) && text.contains(shown), "{name}: {screen}");
+        assert!(!text.contains("--logs") && !text.contains("secret"), "{name}: {screen}");
+    }
+}
+
+#[test]
+fn container_that_never_started_has_the_engines_error() {
+    let Some(scene) = Scene::new("unstarted") else { return };
+    let container = scene.engine.create(&scene.container_name("missing"), &["--entrypoint", "/nothing"], &[]);
+    assert!(container.try_docker(&["start"]).is_err());
+    let (code, screen) = verb_with_engine(&scene, &["why", &container.name, NO_LEDGER]);
+    let text = words(&screen);
+    assert_eq!(code, Some(0), "{screen}");
+    for expected in ["NEVER STARTED", "no such file or directory", "check entrypoint, command and volumes"] {
+        assert!(text.contains(expected), "no {expected:?} in {screen}");
+    }
+    assert!(!text.contains("whose container is not known"), "{screen}");
+}
+
+/// The kernel's records name other containers, and no other one can have had this name.
+#[test]
+fn kills_of_others_are_not_listed_below_an_end_that_is_known() {
+    let Some(scene) = Scene::new("others") else { return };
+    let other = killed(&scene, "other");
+    other.docker(&["rm"]);
+    let container = scene.run("own", &[], &["exit=3"]);
+    eventually("its end", || match container.inspect("{{.State.Status}}").as_str() {
+        "exited" => Ok(()),
+        status => Err(status.to_owned()),
+    });
+    let later = killed(&scene, "later");
+    later.docker(&["rm"]);
+    let (_, screen) = verb_with_engine(&scene, &["why", &container.name, NO_LEDGER]);
+    assert!(screen.contains("exit code 3") && !screen.contains("whose container is not known"), "{screen}");
 }

@@ -111,6 +111,7 @@ fn read_status(
         is_running,
         started: record.started,
         ended: status.and_then(|status| unix_seconds(status.finished_at)),
+        start_error: status.and_then(ContainerStatus::start_error),
         limit_bytes: status.and_then(ContainerStatus::memory_limit),
         restarts: record.pod.as_ref().map(|pod| pod.attempt.into()),
     });

@@ -189,12 +189,21 @@ pub struct ContainerStatus {
     /// `Completed`, `Error`, `OOMKilled`.
     #[prost(string, tag = "10")]
     pub reason: String,
+    /// What the runtime says about the reason.
+    #[prost(string, tag = "11")]
+    pub message: String,
     /// Its limits; of runtimes for Kubernetes 1.27 and later.
     #[prost(message, optional, tag = "16")]
     pub resources: Option<ContainerResources>,
 }
 
 impl ContainerStatus {
+    /// Returns why its start failed; `None` if it did not.
+    pub fn start_error(&self) -> Option<String> {
+        let is_start = matches!(&*self.reason, "StartError" | "ContainerCannotRun" | "CreateContainerError");
+        (is_start && !self.message.is_empty()).then(|| self.message.clone())
+    }
+
     /// Returns its memory limit in bytes; `None` if it has none, or if it is unknown.
     pub fn memory_limit(&self) -> Option<u64> {
         let limit = self.resources.as_ref()?.linux.as_ref()?.memory_limit_in_bytes;

@@ -133,6 +133,7 @@ fn read_inspect(
         is_running: state.running == Some(true) && state.restarting != Some(true),
         started: state.started_at.as_deref().and_then(unix_seconds),
         ended: state.finished_at.as_deref().and_then(unix_seconds),
+        start_error: state.error.filter(|error| !error.is_empty()),
         limit_bytes: limit_bytes.filter(|limit| *limit > 0),
         restarts: response.restart_count.and_then(|restarts| u64::try_from(restarts).ok()),
     });

@@ -12,6 +12,8 @@ mod replay;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use procfs::{FromBufRead, MemoryPressure};
+
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::discover::cgroup_tree::CgroupTree;
@@ -33,10 +35,15 @@ use crate::ledger::sources::vmstat_oom::OomCounter;
 use crate::ledger::store::Query;
 use crate::ledger::victim_probe::VictimProbe;
 use crate::parse::kernel_log::kills::KillAssembler;
+use crate::parse::keyed;
 use crate::text::error_chain;
 pub use coverage::{Coverage, CoverageHint, LogCoverage};
 use replay::Replay;
 
+/// A container is full from this distance to its limit on: a part in so many of it.
+const FULL_DIVISOR: u64 = 50;
+/// A container whose tasks wait for less of the time runs.
+const MIN_STALLED_PERCENT: f32 = 30.0;
 /// An exit is the same as one of the ledger if their times differ by less, in seconds.
 const SAME_EXIT: f64 = 2.0;
 /// A kill without a record happened within its interval, by other clocks, in seconds.
@@ -71,12 +78,23 @@ pub struct KnownPast {
 }
 
 /// Memory of a running container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CurrentUsage {
     /// All charged memory, page cache included.
     pub usage_bytes: u64,
     /// Limit of its cgroup; `None` if it has none.
     pub limit_bytes: Option<u64>,
+    /// Share of the last 10 s in which all its tasks waited for memory, in percent (cgroup v2). On v1 100 while the OOM killer waits for
+    /// it (`under_oom`).
+    pub stalled_percent: Option<f32>,
+}
+
+impl CurrentUsage {
+    /// Returns whether it is at its limit, and its processes wait.
+    pub fn is_stalled(&self) -> bool {
+        let is_full = self.limit_bytes.is_some_and(|limit| self.usage_bytes >= limit - limit / FULL_DIVISOR);
+        is_full && self.stalled_percent.is_some_and(|percent| percent >= MIN_STALLED_PERCENT)
+    }
 }
 
 /// Reads what the host knows, within two seconds.
@@ -297,6 +315,15 @@ pub fn current_usage(config: &Config, now: Timestamp, id: &ContainerId) -> Optio
     Some(CurrentUsage {
         usage_bytes: crate::parse::number(read(usage)?.trim_ascii())?,
         limit_bytes: crate::parse::cgroup::limit(&read(limit)?).flatten(),
+        stalled_percent: match hierarchy.version {
+            Version::V1 => read("memory.oom_control").map(|text| {
+                let is_waiting = keyed(&text).any(|(key, value)| key == b"under_oom" && value == 1);
+                if is_waiting { 100.0 } else { 0.0 }
+            }),
+            Version::V2 => read("memory.pressure")
+                .and_then(|text| MemoryPressure::from_buf_read(&*text).ok())
+                .map(|pressure| pressure.full.avg10),
+        },
     })
 }
 

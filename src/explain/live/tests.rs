@@ -426,6 +426,7 @@ fn counted_kills_are_the_union_of_ledger_and_host() {
         started: Some(past.now.unix_seconds() - 5_000.0),
         ended: None,
         limit_bytes: None,
+        start_error: None,
         restarts: None,
     };
     let [kill, _] = kills(&its)[..] else { panic!("{its:#?}") };

@@ -348,7 +348,7 @@ impl Reconciler {
         let exit = &pending.exit;
         let run = self.containers.get(&pending.id).and_then(|state| state.run_ended_at(exit.at));
         if let Some((id, scope)) = run.and_then(|run| run.ended_by) {
-            return Some(Decision::oom(id, scope));
+            return Some(Decision { may_be: self.ownerless_near(pending), ..Decision::oom(id, scope) });
         }
         if run.is_some_and(|run| run.host_restart.is_some()) {
             return Some(Decision::of(ExitReason::HostRestart));
@@ -378,7 +378,10 @@ impl Reconciler {
         if exit.exit_code.is_some()
             && let Some(end) = run.and_then(|run| self.possible_end(run, exit.at))
         {
-            return Some(Decision::oom(end.id, end.scope));
+            return Some(Decision {
+                may_be: self.ownerless_near(pending),
+                ..Decision::oom(end.id, end.scope)
+            });
         }
         let may_be = self.may_have_ended(pending);
         let is_unattributed =
@@ -423,21 +426,30 @@ impl Reconciler {
     /// known; in order.
     fn may_have_ended(&self, pending: &PendingExit) -> Vec<u64> {
         let exit = &pending.exit;
-        let window = Interval::new(exit.at - EXIT_WINDOW, exit.at);
         let run = self.containers.get(&pending.id).and_then(|state| state.run_ended_at(exit.at));
         let is_cause = |at: f64| (-EXIT_WINDOW..=CAUSE_WINDOW).contains(&(exit.at - at));
         let own = run.and_then(|run| run.last_kill).filter(|(_, at)| is_cause(*at));
-        let may_be_its = |kill: &&PendingKill| match &kill.container {
-            Some(id) => {
-                let is_of_run = kill.run.is_none() || kill.run == run.map(|run| run.number);
-                *id == pending.id && is_of_run && is_cause(kill.kill.at)
-            }
-            None => kill.is_ownerless() && kill.happened.overlaps(&window),
+        let is_its = |kill: &&PendingKill| {
+            let is_of_run = kill.run.is_none() || kill.run == run.map(|run| run.number);
+            kill.container.as_ref() == Some(&pending.id) && is_of_run && is_cause(kill.kill.at)
         };
-        let pending = self.pending.iter().filter(may_be_its);
+        let its = self.pending.iter().filter(is_its).map(|kill| kill.kill.id);
+        let own = own.map(|(id, _)| id).into_iter().chain(its);
+        let mut ids: Vec<u64> = own.chain(self.ownerless_near(pending)).collect();
+        ids.sort_unstable();
+        ids.drain(..ids.len().saturating_sub(MAX_MAY_BE));
+        ids
+    }
+
+    /// Returns the ids of the kills without a known owner that may have been in this container just before its exit, in order.
+    fn ownerless_near(&self, pending: &PendingExit) -> Vec<u64> {
+        let window = Interval::new(pending.exit.at - EXIT_WINDOW, pending.exit.at);
+        let is_near = |kill: &&PendingKill| {
+            kill.container.is_none() && kill.is_ownerless() && kill.happened.overlaps(&window)
+        };
+        let pending = self.pending.iter().filter(is_near).map(|kill| kill.kill.id);
         let unattributed = self.unattributed.iter().filter(|(.., happened)| happened.overlaps(&window));
-        let others = unattributed.map(|(_, id, _)| *id).chain(pending.map(|kill| kill.kill.id));
-        let mut ids: Vec<u64> = own.map(|(id, _)| id).into_iter().chain(others).collect();
+        let mut ids: Vec<u64> = unattributed.map(|(_, id, _)| *id).chain(pending).collect();
         ids.sort_unstable();
         ids.drain(..ids.len().saturating_sub(MAX_MAY_BE));
         ids

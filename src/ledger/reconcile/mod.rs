@@ -575,4 +575,4 @@ impl Reconciler {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

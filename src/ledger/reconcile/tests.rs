@@ -1,4 +1,4 @@
-//! Property tests of the reconciler in simulated worlds ([`world`]): whatever the sources delay, repeat or omit, and
+//! Property tests of the reconciler in simulated worlds ([`world`]), which `explain::worlds` plays: whatever the sources delay, repeat or omit, and
 //! whenever memledger is killed or the clock is set, the counts are right if one source was complete, and never too
 //! high.
 //!
@@ -30,7 +30,7 @@ mod rim;
 mod runs;
 mod stories;
 mod story;
-mod world;
+pub(crate) mod world;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -52,7 +52,7 @@ use world::World;
 const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Returns the number of worlds: `MEMLEDGER_TEST_CASES`, 500. They take about a minute.
-fn cases() -> u32 {
+pub(crate) fn cases() -> u32 {
     std::env::var("MEMLEDGER_TEST_CASES").map_or(500, |cases| cases.parse().expect("a number"))
 }
 
@@ -63,8 +63,8 @@ fn seed() -> u8 {
 
 /// A store in memory.
 #[derive(Debug, Default)]
-struct MemoryStore {
-    events: BTreeMap<u64, LedgerEvent>,
+pub(crate) struct MemoryStore {
+    pub(crate) events: BTreeMap<u64, LedgerEvent>,
     runs: BTreeMap<u64, RunRecord>,
     /// Rows of state by kind and key.
     rows: BTreeMap<(&'static str, String), String>,
@@ -108,7 +108,7 @@ impl MemoryStore {
         })
     }
 
-    fn exits(&self, container: usize) -> Vec<&Exit> {
+    pub(crate) fn exits(&self, container: usize) -> Vec<&Exit> {
         self.exits_of(&World::id(container))
     }
 
@@ -422,7 +422,7 @@ fn container_kills(store: &MemoryStore, world: &World) -> u64 {
 }
 
 /// Checks what holds in every world.
-fn totals_are_consistent(store: &MemoryStore, world: &World) -> Result<(), TestCaseError> {
+pub(crate) fn totals_are_consistent(store: &MemoryStore, world: &World) -> Result<(), TestCaseError> {
     let truth = world.killed(u64::MAX);
     let host = store.total(Total::Host);
     prop_assert!(host.abs_diff(truth) <= world.counted_wrongly(), "the kernel's counter is complete");
@@ -456,7 +456,7 @@ fn totals_are_consistent(store: &MemoryStore, world: &World) -> Result<(), TestC
 }
 
 /// Checks what holds if every source is complete.
-fn attribution_is_exact(store: &MemoryStore, world: &World) -> Result<(), TestCaseError> {
+pub(crate) fn attribution_is_exact(store: &MemoryStore, world: &World) -> Result<(), TestCaseError> {
     for container in 0..world.runs.len() {
         let own = |main: bool, scope| {
             let is = |kill: &&world::TrueKill| {
@@ -484,7 +484,11 @@ fn attribution_is_exact(store: &MemoryStore, world: &World) -> Result<(), TestCa
     Ok(())
 }
 
-fn check(complete: bool, cases: u32, holds: impl Fn(&MemoryStore, &World) -> Result<(), TestCaseError>) {
+pub(crate) fn check(
+    complete: bool,
+    cases: u32,
+    holds: impl Fn(&MemoryStore, &World) -> Result<(), TestCaseError>,
+) {
     let config = ProptestConfig {
         cases,
         failure_persistence: None,
@@ -499,17 +503,4 @@ fn check(complete: bool, cases: u32, holds: impl Fn(&MemoryStore, &World) -> Res
         Err(error) => panic!("{error}"),
         Ok(()) => {}
     }
-}
-
-#[test]
-fn counts_are_right_with_one_complete_source_and_never_too_high() {
-    check(false, cases(), totals_are_consistent);
-}
-
-#[test]
-fn kills_and_exits_are_exact_with_complete_sources() {
-    check(true, cases(), |store, world| {
-        totals_are_consistent(store, world)?;
-        attribution_is_exact(store, world)
-    });
 }

@@ -1,0 +1,124 @@
+//! The simulated worlds of the ledger, played to their end: what it counted, and what `why` says of each end, against the truth.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+use super::{Cause, Confidence, Verdict, explain};
+use crate::events::{Exit, LedgerEvent, OomScope};
+use crate::ledger::reconcile::tests::world::{Ending, TrueKill, TrueRun, World};
+use crate::ledger::reconcile::tests::{
+    MemoryStore, attribution_is_exact, cases, check, totals_are_consistent,
+};
+
+/// Of the verdicts on ends in worlds with complete sources, at least so many percent are certain. The others are of kills beyond ten in 5 s,
+/// whose limit the kernel does not name, and of pods, where no request to stop is known.
+const MIN_CERTAIN_PERCENT: u64 = 50;
+
+/// Verdicts, and how many of them were certain.
+#[derive(Default)]
+struct VerdictCounts {
+    all: AtomicU64,
+    certain: AtomicU64,
+}
+
+/// Returns what `why` said of this end when it was the newest event of its container.
+fn verdict_on(store: &MemoryStore, exit: &Exit) -> Option<Verdict> {
+    let id = &exit.subject.container_id;
+    let is_before = |event: &&LedgerEvent| match event.subject() {
+        Some(subject) => subject.container_id == *id && event.at() <= exit.at,
+        None => exit.may_be.contains(&event.id()),
+    };
+    let mut events: Vec<LedgerEvent> = store.events.values().filter(is_before).cloned().collect();
+    events.sort_by(|one, other| one.at().total_cmp(&other.at()));
+    explain(&events, exit.at + 1.0)
+}
+
+/// Returns whether a cause is true of a run. Only those that a verdict may call certain are judged.
+fn is_true(cause: Cause, container: usize, number: usize, run: &TrueRun, world: &World) -> bool {
+    let has_kill = |main: bool, scope: OomScope| {
+        let is_its = |kill: &TrueKill| {
+            kill.owner == Some((container, number)) && kill.scope == scope && (kill.main || !main)
+        };
+        world.kills.iter().any(is_its)
+    };
+    match cause {
+        Cause::OomLimitMain => run.ending == Ending::Oom(OomScope::Container),
+        Cause::OomLimitWorker | Cause::OomLimitWorkerThenExit | Cause::OomLimit | Cause::OomLimitShm => {
+            has_kill(false, OomScope::Container)
+        }
+        // the limit is that of the outer container
+        Cause::OomParentLimit => has_kill(false, OomScope::Container),
+        Cause::OomHost => has_kill(false, OomScope::Host),
+        Cause::Completed => run.ending == Ending::Completed,
+        Cause::Stopped => matches!(run.ending, Ending::Stopped | Ending::DockerKill),
+        Cause::KilledByRequest => run.ending == Ending::DockerKill,
+        Cause::KilledOutside => run.ending == Ending::KilledFromOutside,
+        Cause::CrashedSignal => run.ending == Ending::Crash,
+        Cause::EndedBySignal => matches!(run.ending, Ending::Crash | Ending::Stopped),
+        Cause::ErrorExit => run.ending == Ending::Error,
+        _ => false,
+    }
+}
+
+/// Checks that no certain verdict is false.
+fn certain_verdicts_are_true(
+    store: &MemoryStore,
+    world: &World,
+    counts: &VerdictCounts,
+) -> Result<(), TestCaseError> {
+    if world.clock_step.is_some() || world.suspend.is_some() {
+        return Ok(()); // times do not show which end is of which run
+    }
+    for (container, runs) in world.runs.iter().enumerate() {
+        let ended: Vec<(usize, &TrueRun)> =
+            runs.iter().enumerate().filter(|(_, run)| run.end.is_some()).collect();
+        let exits = store.exits(container);
+        if exits.len() != ended.len() {
+            continue; // without the runtime, which exit is of which run is not known
+        }
+        for (exit, (number, run)) in std::iter::zip(exits, ended) {
+            let Some(verdict) = verdict_on(store, exit) else {
+                return Err(TestCaseError::fail(format!("no verdict on {exit:?}")));
+            };
+            counts.all.fetch_add(1, Ordering::Relaxed);
+            if verdict.confidence == Confidence::Certain {
+                counts.certain.fetch_add(1, Ordering::Relaxed);
+                prop_assert!(
+                    is_true(verdict.cause, container, number, run, world),
+                    "{:?} is false of {:?} (run {} of {}): {}\n{:?}\n{:?}",
+                    verdict.cause,
+                    run.ending,
+                    number,
+                    container,
+                    verdict.what,
+                    exit,
+                    world.sources
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn counts_are_right_with_one_complete_source_and_never_too_high() {
+    let counts = VerdictCounts::default();
+    check(false, cases(), |store, world| {
+        totals_are_consistent(store, world)?;
+        certain_verdicts_are_true(store, world, &counts)
+    });
+}
+
+#[test]
+fn kills_and_exits_are_exact_with_complete_sources() {
+    let counts = VerdictCounts::default();
+    check(true, cases(), |store, world| {
+        totals_are_consistent(store, world)?;
+        attribution_is_exact(store, world)?;
+        certain_verdicts_are_true(store, world, &counts)
+    });
+    let (all, certain) = (counts.all.into_inner(), counts.certain.into_inner());
+    assert!(certain * 100 >= MIN_CERTAIN_PERCENT * all, "{certain} of {all} verdicts are certain");
+}

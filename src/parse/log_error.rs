@@ -1,0 +1,74 @@
+//! Out-of-memory errors in the log of a program: of GPU memory ([`CudaOomText`]), of shared memory, of the process's own, and kills by
+//! monitors that act before the kernel does.
+
+use super::cuda_oom::CudaOomText;
+
+/// An error in a log.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LogError {
+    /// GPU memory.
+    Cuda(CudaOomText),
+    /// Shared memory: `/dev/shm` was full.
+    Shm,
+    /// The kernel or a limit refused memory of the host to a program, which was not killed.
+    HostAllocation,
+    /// Ray's memory monitor killed a worker.
+    RayMonitor,
+}
+
+/// Texts of errors, in the order in which they are tried.
+const TEXTS: [(&str, LogError); 12] = [
+    ("insufficient shared memory (shm)", LogError::Shm),
+    ("is killed by signal: Bus error", LogError::Shm),
+    ("ERROR: Unexpected bus error encountered in worker", LogError::Shm),
+    ("unable to write to file </torch_", LogError::Shm),
+    ("No space left on device: '/dev/shm", LogError::Shm),
+    ("unable to open shared memory object", LogError::Shm),
+    ("was killed due to the node running low on memory", LogError::RayMonitor),
+    ("killed due to memory pressure (OOM)", LogError::RayMonitor),
+    ("DefaultCPUAllocator: can't allocate memory", LogError::HostAllocation),
+    ("DefaultCPUAllocator: not enough memory", LogError::HostAllocation),
+    ("std::bad_alloc", LogError::HostAllocation),
+    ("Cannot allocate memory", LogError::HostAllocation),
+];
+
+/// Returns the errors in the lines of a log: the number of the line, and what it is.
+pub fn find_errors(lines: &[&str]) -> Vec<(usize, LogError)> {
+    let of_line = |line: &&str| {
+        let known = TEXTS.iter().find(|(text, _)| line.contains(text)).map(|(_, error)| *error);
+        known.or_else(|| CudaOomText::find(line).map(LogError::Cuda))
+    };
+    lines.iter().enumerate().filter_map(|(number, line)| Some((number, of_line(line)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_memory_has_its_texts() {
+        let lines = [
+            "epoch 3",
+            "RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory.",
+            "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:73] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.",
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 12.00 GiB",
+            "OSError: [Errno 12] Cannot allocate memory",
+        ];
+        let found: Vec<_> = find_errors(&lines)
+            .into_iter()
+            .map(|(number, error)| (number, std::mem::discriminant(&error)))
+            .collect();
+        let kind = std::mem::discriminant::<LogError>;
+        let expected = [
+            (1, kind(&LogError::Shm)),
+            (2, kind(&LogError::Shm)),
+            (3, kind(&LogError::HostAllocation)),
+            (4, kind(&LogError::RayMonitor)),
+            (5, kind(&LogError::Cuda(CudaOomText::default()))),
+            (6, kind(&LogError::HostAllocation)),
+        ];
+        assert_eq!(found, expected);
+    }
+}
