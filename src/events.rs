@@ -335,6 +335,9 @@ pub struct CudaOom {
     /// Its UUID.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub gpu_uuid: Arc<str>,
+    /// The framework whose text it is, such as `torch`, `vllm`, `jax`; empty if it is not known.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub framework: Arc<str>,
     /// `reporter`: the process itself; `log`: the container's log, which has only the numbers that the framework prints.
     pub source: Arc<str>,
     /// What was to be allocated. PyTorch rounds it up.
@@ -371,6 +374,9 @@ pub struct CudaOom {
     /// without a reading.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<GpuHolder>,
+    /// Unix time of that reading.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holders_at: Option<f64>,
     /// Settings of the run, such as `batch_size`, as far as they were known then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub settings: Vec<(Arc<str>, Arc<str>)>,

@@ -187,6 +187,7 @@ fn torch_error(tried: f64, free: f64, allocated: f64, reserved: f64, split: f64)
         reserved_bytes: Some(bytes(reserved)),
         inactive_split_bytes: Some(bytes(split)),
         holders: vec![gpu_holder("piper1-gpl-train-1", true, 23), gpu_holder("jupyter", false, 1)],
+        holders_at: None,
         ..cuda_oom()
     };
     (text, oom)

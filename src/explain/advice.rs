@@ -9,7 +9,7 @@ use super::limit::{LimitSetter, inside, limit_bytes, limit_of};
 use super::place::CgroupPlace;
 use super::text::{bytes, lasted, name, role_one, roles, signal_of, time};
 use super::verdict::{SIGKILL, full_shm};
-use super::{Cause, RunSummary, cuda_oom, report};
+use super::{Cause, RunSummary, cuda_oom, program, report};
 use crate::events::{
     Identity, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, RoleUsage, UsageSample,
 };
@@ -34,6 +34,20 @@ pub(super) fn of<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>)
     let is_host = matches!(cause, Cause::OomHost | Cause::OomHostProcess);
     if !is_host || !lead.is_some_and(report::is_host_without_programs) {
         by_cause(cause, run, lead, &mut advice);
+    }
+    let is_of_programs = matches!(
+        cause,
+        Cause::OomLimitMain
+            | Cause::OomLimitWorker
+            | Cause::OomLimitWorkerThenExit
+            | Cause::OomLimit
+            | Cause::OomParentLimit
+            | Cause::OomCgroupLimit
+            | Cause::OomHost
+            | Cause::OomHostProcess
+    );
+    if is_of_programs && let Some(line) = lead.and_then(program::advice) {
+        advice.insert(0, line);
     }
     if cause == Cause::OomPanic {
         proven.clear(); // what the figures mean is in its advice

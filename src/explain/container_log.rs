@@ -37,6 +37,7 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError) {
         rank: None,
         gpu: text.device.map_or_else(String::new, |device| device.to_string()).into(),
         gpu_uuid: "".into(),
+        framework: text.framework.into(),
         source: CudaOomSource::Log.label().into(),
         tried_bytes: text.tried,
         total_bytes: text.total,
@@ -49,6 +50,7 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError) {
         uncaught: None,
         skipped: 0,
         holders: vec![],
+        holders_at: None,
         settings: vec![],
     };
     let at = events.iter().rposition(|event| matches!(event, LedgerEvent::Exit(_))).unwrap_or(events.len());

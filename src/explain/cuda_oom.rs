@@ -195,7 +195,10 @@ fn holder_text(holder: &GpuHolder) -> String {
 /// Returns the numbers of the error, as its text has them, and who held the GPU.
 pub(super) fn evidence(run: &RunSummary<'_>) -> Vec<Evidence> {
     let Some(oom) = leading(run) else { return vec![] };
-    let pid = oom.pid.map_or_else(String::new, |pid| format!("pid {pid}: "));
+    let framework = Some(&*oom.framework).filter(|it| !matches!(*it, "" | "torch" | "other"));
+    let who = framework.map(str::to_owned).into_iter().chain(oom.pid.map(|pid| format!("pid {pid}")));
+    let who: Vec<String> = who.collect();
+    let pid = if who.is_empty() { String::new() } else { format!("{}: ", who.join(", ")) };
     // PyTorch's text has the difference
     let unallocated = oom.reserved_bytes.zip(oom.allocated_bytes);
     let unallocated = unallocated.map(|(reserved, allocated)| reserved.saturating_sub(allocated));
@@ -216,7 +219,11 @@ pub(super) fn evidence(run: &RunSummary<'_>) -> Vec<Evidence> {
     }
     let holders: Vec<_> = oom.holders.iter().take(MAX_HOLDERS).map(holder_text).collect();
     if !holders.is_empty() {
-        lines.push(Evidence::new("driver", format!("GPU {}: {}", name(&oom.gpu), holders.join(", "))));
+        // a program can take many GiB in a second
+        let before = oom.holders_at.map(|read_at| (oom.at - read_at).max(0.0));
+        let before = before.map_or_else(String::new, |seconds| format!(", {seconds:.1} s before"));
+        lines
+            .push(Evidence::new("driver", format!("GPU {}{before}: {}", name(&oom.gpu), holders.join(", "))));
     }
     lines
 }
@@ -229,7 +236,16 @@ pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     let settings = at_exit.filter(|settings| !settings.is_empty()).unwrap_or(&oom.settings);
     let setting =
         |wanted: &str| settings.iter().find(|(name, _)| **name == *wanted).map(|(_, value)| &**value);
-    advice.extend(advice_of_reason(oom, setting));
+    let of_reason = advice_of_reason(oom, setting);
+    if let Some(lines) = advice_of_framework(&oom.framework) {
+        // its users set other things than a batch size
+        advice.extend(of_reason.filter(|_| {
+            matches!(reason(oom), Some(Reason::OtherHolders { .. } | Reason::OtherGrowth { .. }))
+        }));
+        advice.extend(lines.iter().map(|line| (*line).to_owned()));
+        return;
+    }
+    advice.extend(of_reason);
     let number = |wanted: &str| setting(wanted).and_then(setting_number);
     match number("batch_size").filter(|batch| *batch > 1 && batch.is_multiple_of(2)) {
         Some(batch) => {
@@ -258,6 +274,46 @@ pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
         "Which batch sizes fit, if other runs were measured: memledger advise {}",
         name(&run.subject.identity.name)
     ));
+}
+
+/// Returns what to try with a framework whose programs have settings of their own; `None` for trainings.
+fn advice_of_framework(framework: &str) -> Option<&'static [&'static str]> {
+    Some(match framework {
+        "vllm" => &[
+            "A smaller --max-model-len or --max-num-seqs needs less KV cache; --kv-cache-dtype fp8 half of it.",
+            "If the GPU is free but for vLLM, a larger --gpu-memory-utilization; if others are on it, a smaller one, so that their sum is below 1.",
+            "Weights in fewer bits (AWQ, GPTQ, FP8), or more GPUs: --tensor-parallel-size.",
+        ],
+        "sglang" => &[
+            "A larger --mem-fraction-static if the weights leave no room for the KV cache; a smaller --context-length or --max-running-requests.",
+        ],
+        "ggml" => &[
+            "Fewer layers on the GPU (-ngl; num_gpu of ollama), a smaller context (-c; num_ctx), or -ctk q8_0 -ctv q8_0.",
+            "A model in fewer bits (Q4_K_M), or OLLAMA_NUM_PARALLEL=1 and OLLAMA_MAX_LOADED_MODELS=1.",
+        ],
+        "jax" => &[
+            "JAX takes 75 % of a GPU at its start: a second program there needs XLA_PYTHON_CLIENT_MEM_FRACTION or XLA_PYTHON_CLIENT_PREALLOCATE=false.",
+            "A smaller batch, jax.checkpoint (remat), or donated arguments (donate_argnums).",
+        ],
+        "tensorflow" => &[
+            "TensorFlow takes the whole GPU at its start: tf.config.experimental.set_memory_growth, or a limit, where others are on it.",
+            "A smaller batch, mixed precision; TF_GPU_ALLOCATOR=cuda_malloc_async against fragments.",
+        ],
+        "onnxruntime" => &[
+            "gpu_mem_limit and arena_extend_strategy=kSameAsRequested of the CUDA provider; a smaller batch or shorter inputs.",
+        ],
+        "tensorrt" => &[
+            "A smaller workspace (--memPoolSize=workspace:...), a smaller largest profile shape, or another engine for smaller inputs.",
+        ],
+        "nccl" => &[
+            "NCCL needs some hundred MiB on each GPU: something else fills that GPU. Which program holds what: nvidia-smi, the GPU panel of each host.",
+            "Each rank on its own GPU (torch.cuda.set_device(local_rank) before the first use of CUDA).",
+        ],
+        "rapids" | "xgboost" => {
+            &["A pool of managed memory (rmm.mr.ManagedMemoryResource), or the data in smaller parts."]
+        }
+        _ => return None,
+    })
 }
 
 /// Returns what to try against what the numbers prove.
@@ -360,6 +416,7 @@ mod tests {
                 exit: Some(&exit),
                 cuda_ooms: ooms.iter().collect(),
                 unattributed_kills: vec![],
+                follows_at_once: false,
                 log_time: None,
             };
             leading(&run).map(|oom| (oom.at, oom.tried_bytes))

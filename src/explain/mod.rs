@@ -15,6 +15,7 @@ mod limit;
 pub mod live;
 mod log_file;
 mod place;
+mod program;
 mod report;
 mod verdict;
 mod text;
@@ -42,6 +43,9 @@ pub use verdict::is_cuda_oom;
 const CAUSE_WINDOW: f64 = 300.0;
 /// Events of one run may be so many seconds out of order.
 const EXIT_WINDOW: f64 = 5.0;
+
+/// Runs with a shorter pause between them, in seconds, are confused by clocks and delays.
+const MIN_PAUSE: f64 = 2.0;
 
 /// Maximum number of names that are listed.
 const MAX_LISTED_NAMES: usize = 10;
@@ -270,6 +274,8 @@ struct RunSummary<'a> {
     cuda_ooms: Vec<&'a CudaOom>,
     /// Kills near the end of the run that could not be attributed to any container.
     unattributed_kills: Vec<&'a Kill>,
+    /// The run before ended just before this one began.
+    follows_at_once: bool,
     /// The time of the kill as a kernel log from elsewhere has it; empty without one. `None`: the events are of this host.
     log_time: Option<&'a str>,
 }
@@ -303,6 +309,7 @@ pub fn explain_logged(logged: &LoggedKill, missing: Option<&str>, now: f64) -> V
         exit: None,
         cuda_ooms: vec![],
         unattributed_kills: vec![],
+        follows_at_once: false,
         log_time,
     };
     let mut verdict = match (logged.no_kill, &kill.owner) {
@@ -380,6 +387,7 @@ pub fn explain_last(events: &[LedgerEvent], now: f64) -> Option<Verdict> {
                 exit: None,
                 cuda_ooms: vec![],
                 unattributed_kills: vec![],
+                follows_at_once: false,
                 log_time: None,
             };
             Some(verdict::outside_containers(&run, kill, now))
@@ -616,6 +624,7 @@ fn run_of<'a>(
         exit,
         cuda_ooms: cuda_oom::best_source(cuda_ooms.filter(is_of_run).collect()),
         unattributed_kills: unattributed_kills.collect(),
+        follows_at_once: started.is_some_and(|started| started - end_before < MIN_PAUSE),
         log_time: None,
     }
 }

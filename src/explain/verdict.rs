@@ -14,6 +14,8 @@ const SHM_FULL_ABOVE: f64 = 0.9;
 const SIGBUS: i64 = 7;
 /// What is said of an end with an error where no other cause is known.
 pub(super) const OWN_ERROR: &str = ": its own error.";
+/// A kill is logged at most so many seconds after it, where the console is not slow.
+const RECORD_DELAY: f64 = 0.5;
 /// Kills of one `memory.oom.group` are that close in time.
 const GROUP_SECONDS: f64 = 3.0;
 /// Names of processes that are listed.
@@ -257,6 +259,8 @@ fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, S
     let confidence = match cause {
         Cause::OomUnnamed => Confidence::Likely,
         _ if is_one_of_a_set(kill) => Confidence::Likely,
+        // the record is written a little later than the kill, which may be of the run before
+        _ if !main && is_just_after_start(kill, run) => Confidence::Likely,
         // a kill whose record was lost may have ended it in its place
         _ if main && run.exit.is_some_and(|exit| !exit.may_be.is_empty()) => Confidence::Likely,
         Cause::OomParentLimit if kill.limit_cgroup.is_empty() => Confidence::Likely,
@@ -269,6 +273,11 @@ fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, S
         _ => Confidence::Likely,
     };
     (cause, confidence, sentence(kill, run, main, limit))
+}
+
+fn is_just_after_start(kill: &Kill, run: &RunSummary<'_>) -> bool {
+    let started = run.exit.and_then(|exit| exit.subject.started).or(run.subject.started);
+    run.follows_at_once && started.is_some_and(|started| kill.at - started < RECORD_DELAY)
 }
 
 /// Returns true if the kill was requested by sysrq.

@@ -1,13 +1,19 @@
-//! Texts of CUDA out-of-memory errors, as frameworks print them. Only numbers are read: no part of a text is kept.
+//! Texts of errors of GPU memory, as frameworks print them. Only numbers are read: no part of a text is kept.
 //!
 //! | framework | texts of |
 //! | --- | --- |
-//! | `torch` | `OutOfMemoryError` of PyTorch 1.12 to 2.15, and errors of CUDA, cuBLAS and cuDNN through it, which have no numbers |
+//! | `torch` | `OutOfMemoryError` of PyTorch 1.2 to 2.15, also with cudaMallocAsync and for XPU, and errors of CUDA, cuBLAS, cuDNN, cuFFT and Triton through it, which have no numbers |
 //! | `jax` | XLA's `RESOURCE_EXHAUSTED`; not the allocator's warnings, which a program survives |
-//! | `tensorflow` | `OOM when allocating tensor` |
-//! | `vllm` | its refusals to start |
-//! | `ggml` | `cudaMalloc failed` (llama.cpp and others) |
+//! | `tensorflow` | `OOM when allocating tensor`, `ResourceExhaustedError`, errors of its driver |
+//! | `vllm` | its refusals to start: free memory, cache blocks, KV cache |
+//! | `sglang` | its refusal to start |
+//! | `ggml` | `cudaMalloc failed` (llama.cpp, ollama and others) |
 //! | `cupy` | `OutOfMemoryError` |
+//! | `onnxruntime` | its arena and its CUDA provider |
+//! | `tensorrt` | error codes of allocations |
+//! | `nccl` | `Cuda failure 2 'out of memory'` |
+//! | `numba`, `pycuda`, `rapids`, `xgboost`, `ctranslate2`, `faiss`, `paddle`, `julia` | their errors |
+//! | `other` | an error with the words CUDA, HIP or GPU, and out of memory |
 
 use std::sync::LazyLock;
 
@@ -21,7 +27,7 @@ const MAX_BYTES: f64 = (1_u64 << 50) as f64;
 /// Texts have two decimals of a unit, so a number of GiB is exact to 5 MiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaOomText {
-    /// The framework that printed it: `torch`, `jax`, `tensorflow`, `vllm`, `ggml`, `cupy`.
+    /// The framework that printed it: see above.
     pub framework: &'static str,
     /// Number of the device in the process.
     pub device: Option<u32>,
@@ -41,6 +47,10 @@ pub struct CudaOomText {
 fn size(name: &str) -> String {
     format!(r"(?<{name}>[0-9.]+ (?:bytes|KiB|MiB|GiB|TiB))")
 }
+
+/// Words of warnings that a program survives, and of memory of the host.
+const SURVIVED: [&str; 5] =
+    ["is not a failure", "ran out of memory trying to allocate", "cudaHostAlloc", "cudaMallocHost", "pinned"];
 
 /// A framework, and a pattern with groups named like the fields of [`CudaOomText`]; `unallocated` is the cache alone, `allowed` what the
 /// process may take.
@@ -62,19 +72,46 @@ static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
         (
             "torch",
             format!(
-                r"(?:CUDA|HIP) out of memory\. Tried to allocate {tried}\. GPU (?<device>[0-9]+) has a total capaci?ty of {total} of which {free} is free\. (?:(?:Including non-PyTorch memory, this process|Process [0-9]+) has {any} memory in use\. )*(?:{allowed} allowed; )?Of the allocated memory {allocated} is allocated by PyTorch, (?:with {any} allocated in private pools \(e\.g\., CUDA Graphs\), )?and {unallocated} is reserved by PyTorch but unallocated"
+                r"(?:CUDA|HIP) out of memory\. Tried to allocate {tried}\. GPU (?:(?<device>[0-9]+)|(?<code>[\x00-\x1f])) has a total capaci?ty of {total} of which {free} is free\. (?:(?:Including non-PyTorch memory, this process|Process [0-9]+) has {any} memory in use\. )*(?:{allowed} allowed; )?Of the allocated memory {allocated} is allocated by PyTorch, (?:with {any} allocated in private pools \(e\.g\., CUDA Graphs\), )?and {unallocated} is reserved by PyTorch but unallocated"
             ),
         ),
-        ("torch", format!(r"(?:CUDA|HIP) out of memory\. Tried to allocate {tried}")),
+        // before 1.4
         (
             "torch",
-            r"(?:CUDA|HIP) (?:driver )?error: out of memory|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED".to_owned(),
+            format!(
+                r"CUDA out of memory\. Tried to allocate {tried} \(GPU (?<device>[0-9]+); {total} total capacity; {allocated} already allocated; {free} free; {unallocated} cached"
+            ),
+        ),
+        (
+            "torch",
+            format!(
+                r"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate {tried} \(GPU (?<device>[0-9]+); {total} total capacity; {allocated} already allocated; {reserved} reserved in total by PyTorch"
+            ),
+        ),
+        ("torch", format!(r"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate {tried}")),
+        // with cudaMallocAsync the numbers are on the next lines
+        (
+            "torch",
+            format!(
+                r"Allocation on device (?<device>[0-9]+) would exceed allowed memory\. \(out of memory\)(?: Currently allocated *: {allocated} Requested *: {tried} Device limit *: {total} Free \(according to CUDA\) *: {free})?"
+            ),
+        ),
+        (
+            "torch",
+            r"OutOfMemoryError: Allocation on device|(?:CUDA|HIP|XPU) out of memory\. Tried to allocate more than|HIP error: hipErrorOutOfMemory|Triton Error \[CUDA\]: out of memory"
+                .to_owned(),
+        ),
+        (
+            "torch",
+            r"(?:CUDA|HIP) (?:driver )?error: out of memory|CU(?:BLAS|DNN|FFT|SOLVER|SPARSE)_(?:STATUS_)?ALLOC_FAILED"
+                .to_owned(),
         ),
         (
             "jax",
-            r"RESOURCE_EXHAUSTED: Out of memory while trying to allocate (?<tried>[0-9.]+ ?(?:bytes|KiB|MiB|GiB|TiB))"
+            r"RESOURCE_EXHAUSTED: Out of memory while trying to allocate (?<tried>[0-9.]+ ?(?:bytes|KiB|MiB|GiB|TiB))(?: with allocator \S+ on device (?<device>[0-9]+))?"
                 .to_owned(),
         ),
+        ("jax", r"Resource exhausted: Out of memory while trying to allocate (?<tried>[0-9]+ bytes)".to_owned()),
         (
             "jax",
             r"RESOURCE_EXHAUSTED: Failed to allocate request for [^(]{1,32}\((?<tried>[0-9]+)B\) on device ordinal (?<device>[0-9]+)"
@@ -87,6 +124,23 @@ static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
         // without a device; the text goes on if it is one of the host
         ("tensorflow", r"OOM when allocating tensor with shape\[[0-9,]*\](?: ?$| ?[^ a])".to_owned()),
         (
+            "tensorflow",
+            r"ResourceExhaustedError: +failed to allocate memory|\bE [^\]]{0,200}cuda_(?:driver|executor)\.cc:[0-9]+\] failed to allocate [0-9.]+[KMGT]? \((?<tried>[0-9]+ bytes)\) from device"
+                .to_owned(),
+        ),
+        ("tensorflow", r"Out of memory while trying to allocate (?<tried>[0-9]+ bytes)\. \[Op:".to_owned()),
+        (
+            "vllm",
+            r"(?<tried>[0-9.]+ GiB) KV cache is needed, which is larger than the available KV cache memory \((?<free>[0-9.]+ GiB)\)"
+                .to_owned(),
+        ),
+        (
+            "vllm",
+            r"is larger than the maximum number of tokens that can be stored in KV cache|CUDA out of memory occurred when warming up"
+                .to_owned(),
+        ),
+        ("sglang", r"Not enough memory\. Please try to increase --mem-fraction-static".to_owned()),
+        (
             "vllm",
             r"Free memory on device (?:cuda:(?<device>[0-9]+) )?\((?<free>[0-9.]+)/(?<total>[0-9.]+ GiB)\) on startup is less than"
                 .to_owned(),
@@ -97,8 +151,45 @@ static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
             format!(r"allocating {tried} on device (?<device>[0-9]+): cudaMalloc failed: out of memory"),
         ),
         (
+            "ggml",
+            r"cudaMalloc failed: out of memory|failed to allocate (?:CUDA|ROCm|Vulkan)[0-9]+ buffer of size (?<tried>[0-9]+)"
+                .to_owned(),
+        ),
+        (
+            "onnxruntime",
+            r"BFCArena::AllocateRawInternal.{0,200}Failed to allocate memory for requested buffer of size (?<tried>[0-9]+)"
+                .to_owned(),
+        ),
+        ("onnxruntime", r"CUDA failure 2: out of memory ; GPU=(?<device>[0-9]+)".to_owned()),
+        (
+            "tensorrt",
+            r"\[TRT\].{0,200}(?:OutOfMemory \((?:Requested size was (?<tried>[0-9]+ bytes)|no further information)|Cuda Runtime \(out of memory\))|CUDA runtime error in .{0,80}out of memory"
+                .to_owned(),
+        ),
+        ("nccl", r"[Cc]uda failure (?:2 )?'out of memory'".to_owned()),
+        ("numba", r"CudaAPIError: .{0,80}CUDA_ERROR_OUT_OF_MEMORY".to_owned()),
+        ("pycuda", r"cuMem\w*Alloc\w* failed: out of memory".to_owned()),
+        ("xgboost", r"(?i)xgboost.{0,300}cudaErrorMemoryAllocation".to_owned()),
+        ("rapids", r"std::bad_alloc: out_of_memory: CUDA error|cudaErrorMemoryAllocation".to_owned()),
+        ("ctranslate2", r"CUDA failed with error out of memory".to_owned()),
+        (
+            "faiss",
+            r"StandardGpuResources: alloc fail.{0,200}size (?<tried>[0-9]+) bytes \(cudaMalloc error out of memory".to_owned(),
+        ),
+        (
+            "paddle",
+            r"Out of memory error on GPU (?<device>[0-9]+)\. Cannot allocate (?<tried>[0-9.]+[KMGT]?B) memory".to_owned(),
+        ),
+        ("julia", format!(r"Out of GPU memory trying to allocate {tried}")),
+        (
             "cupy",
             r"Out of memory allocating (?<tried>[0-9,]+) bytes \(allocated so far: (?<allocated>[0-9,]+) bytes"
+                .to_owned(),
+        ),
+        // last: an error of which only the kind is known
+        (
+            "other",
+            r"(?i)(?:error|exception|fail|fatal).{0,200}\b(?:cuda|hip|rocm|gpu)\w*\b.{0,80}\bout[ _]of[ _]memory|\b(?:cuda|hip|rocm|gpu)\w*\b.{0,80}(?:error|exception|fail|fatal).{0,80}\bout[ _]of[ _]memory"
                 .to_owned(),
         ),
     ]
@@ -111,7 +202,19 @@ impl CudaOomText {
     /// Returns the numbers of the first error in a text; `None` if it has none.
     pub fn find(text: &str) -> Option<Self> {
         // most lines of a log have none of these words
-        if !["emory", "EXHAUSTED", "ALLOC_FAILED", "OOM "].iter().any(|word| text.contains(word)) {
+        const WORDS: [&str; 9] = [
+            "emory",
+            "EXHAUSTED",
+            "ALLOC_FAILED",
+            "OOM ",
+            "MEMORY",
+            "Allocation on device",
+            "KV cache",
+            "failed to allocate",
+            "hipError",
+        ];
+        if !WORDS.iter().any(|word| text.contains(word)) || SURVIVED.iter().any(|words| text.contains(words))
+        {
             return None;
         }
         PATTERNS.iter().find_map(|(framework, pattern)| Some(Self::of(framework, &pattern.captures(text)?)))
@@ -123,12 +226,18 @@ impl CudaOomText {
         let allocated = bytes("allocated");
         let in_cache = bytes("unallocated").zip(allocated).map(|(cache, allocated)| cache + allocated);
         let free = match framework {
-            "vllm" => text("free").and_then(|number| self::bytes(&format!("{number} GiB"))), // the unit follows the total
+            // the unit follows the total
+            "vllm" if text("total").is_some() => {
+                text("free").and_then(|number| self::bytes(&format!("{number} GiB")))
+            }
             _ => bytes("free"),
         };
         Self {
             framework,
-            device: text("device").and_then(|number| number.parse().ok()),
+            // PyTorch 2.2 prints the number of the device as a character
+            device: text("device")
+                .and_then(|number| number.parse().ok())
+                .or_else(|| text("code").and_then(|code| code.bytes().next()).map(u32::from)),
             tried: bytes("tried"),
             total: bytes("allowed").or(bytes("total")),
             free,
@@ -149,6 +258,11 @@ fn bytes(text: &str) -> Option<u64> {
         "MiB" => 1024.0 * 1024.0,
         "GiB" => 1024.0 * 1024.0 * 1024.0,
         "TiB" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        // of Paddle, which means the binary ones
+        "B" => 1.0,
+        "KB" => 1024.0,
+        "MB" => 1024.0 * 1024.0,
+        "GB" => 1024.0 * 1024.0 * 1024.0,
         _ => return None,
     };
     let bytes = number.replace(',', "").parse::<f64>().ok()? * unit;
@@ -297,6 +411,30 @@ mod tests {
         }
     }
 
+    /// Errors as people post them; the name of a file begins with the framework.
+    #[test]
+    fn each_posted_error_has_its_framework() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda-texts");
+        let mut wrong = vec![];
+        for file in std::fs::read_dir(folder).unwrap() {
+            let file = file.unwrap();
+            let name = file.file_name().into_string().unwrap();
+            let text = std::fs::read_to_string(file.path()).unwrap();
+            let expected = match name.split(['-', '.']).next().unwrap() {
+                "hip" => "torch",
+                "ollama" => "ggml",
+                "rmm" => "rapids",
+                other => other,
+            };
+            let found: Vec<_> =
+                text.lines().filter_map(CudaOomText::find).map(|found| found.framework).collect();
+            if found.first() != Some(&expected) {
+                wrong.push(format!("{name}: {found:?}"));
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+
     #[test]
     fn other_lines_are_none() {
         for text in [
@@ -312,6 +450,9 @@ mod tests {
             // memory of the host
             "RESOURCE_EXHAUSTED: Out of memory allocating 20029400304 bytes.",
             "OOM when allocating tensor with shape[16,19,19,1024] and type float on /job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu",
+            "2024-01-02: W external/xla/stream_executor/cuda/cuda_executor.cc:900] failed to allocate 1.51G (1617277696 bytes) from device: RESOURCE",
+            "RuntimeError: cudaHostAlloc failed: out of memory (pinned host memory)",
+            "Tip: use a smaller batch if CUDA runs out of memory",
             "set PYTORCH_CUDA_ALLOC_CONF to avoid CUDA fragmentation; see OOM notes",
         ] {
             assert_eq!(CudaOomText::find(text), None, "{text}");

@@ -142,6 +142,7 @@ pub fn of_gpu_memory() -> Vec<Case> {
                 tried_bytes: Some(9 * GIB),
                 inactive_split_bytes: Some(0),
                 holders: vec![gpu_holder("jupyter", false, 8), gpu_holder("piper1-gpl-train-1", true, 2)],
+                holders_at: None,
                 ..cuda_oom()
             }),
             Cause::CudaOomOtherHolder,

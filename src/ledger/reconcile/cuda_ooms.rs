@@ -106,7 +106,7 @@ impl Reconciler {
 
     fn event_of(&self, oom: &ReportedOom, at: f64, subject: ContainerRef) -> CudaOom {
         let message = &oom.message;
-        let gpu = self.cuda_ooms.gpu_of(oom);
+        let (read_at, gpu) = self.cuda_ooms.gpu_of(oom).unzip();
         let earlier = gpu.and_then(|gpu| self.cuda_ooms.earlier(oom.at, gpu));
         // one that is new may have taken the place of one that has left, as a container that was created again
         let is_there =
@@ -129,6 +129,7 @@ impl Reconciler {
             rank: oom.rank,
             gpu: gpu.map(|gpu| Arc::clone(&gpu.index)).unwrap_or_default(),
             gpu_uuid: gpu.map(|gpu| Arc::clone(&gpu.uuid)).unwrap_or_default(),
+            framework: message.framework.unwrap_or_default().into(),
             source: source_of(oom).label().into(),
             tried_bytes: message.tried,
             total_bytes: message.total,
@@ -143,6 +144,8 @@ impl Reconciler {
             holders: gpu
                 .map(|gpu| gpu.holders.iter().take(MAX_HOLDERS).map(holder).collect())
                 .unwrap_or_default(),
+            // by the same clock as the error
+            holders_at: read_at.map(|read_at| at - oom.at.since(read_at).as_secs_f64()),
             settings: vec![],
             subject,
         }
@@ -255,19 +258,20 @@ impl CudaOoms {
         reading.gpus.iter().find(|earlier| earlier.uuid == gpu.uuid)
     }
 
-    /// Returns the GPU of an error before it: by its UUID, else the only one that its process is on, or its container where the
+    /// Returns the GPU of an error before it, and when that was read: by its UUID, else the only one that its process is on, or its container where the
     /// process is unknown.
-    fn gpu_of(&self, oom: &ReportedOom) -> Option<&GpuUse> {
+    fn gpu_of(&self, oom: &ReportedOom) -> Option<(Timestamp, &GpuUse)> {
         let before = self.recent.iter().rev().find(|reading| reading.at <= oom.at);
-        let gpus = &before.or(self.recent.front())?.gpus;
+        let GpuUseReading { at, gpus } = before.or(self.recent.front())?;
         let by_uuid = gpus.iter().find(|gpu| Some(&normalized_uuid(&gpu.uuid)) == oom.device.as_ref());
-        by_uuid.or_else(|| {
+        let found = by_uuid.or_else(|| {
             let is_on = |gpu: &&GpuUse| match &oom.process {
                 Some(process) => gpu.processes.contains(process),
                 None => gpu.holders.iter().any(|holder| holder.container.as_ref() == Some(&oom.container)),
             };
             let mut on = gpus.iter().filter(is_on);
             on.next().filter(|_| on.next().is_none())
-        })
+        });
+        Some((*at, found?))
     }
 }
