@@ -13,7 +13,7 @@ use super::journal;
 use super::kernel_log_file::{self, LogQuery};
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::container_logs::tail::last_error;
+use crate::container_logs::tail::{LoggedError, last_error};
 use crate::discover::history::ExistingContainer;
 use crate::events::{Kill, KillOwner, LedgerEvent};
 use crate::explain::live::{HostHistory, current_usage, subject_of};
@@ -110,52 +110,82 @@ fn explain(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         command: coverage::command_with_all_rights(&config, &["why", container.unwrap_or("--last")]),
         is_bare: container.is_none() && !matches.get_flag("last"),
     };
-    let logged = match container.filter(|_| matches.get_flag("logs")).and_then(|wanted| find(&host, wanted)) {
-        Some(existing) => Some(last_error(&config, existing)),
-        None if matches.get_flag("logs") => {
-            Some(Err("the container does not exist any more, and its log with it".to_owned()))
-        }
-        None => None,
-    };
-    let found = logged.as_ref().and_then(|read| read.as_ref().ok()).and_then(Option::as_ref);
+    let log = matches.get_flag("logs").then(|| RequestedLog::read(&config, container, &host));
     let with_log = |query: &Query| {
-        let mut found_events = events(query)?;
-        if let Some(found) = found.filter(|_| query.container.is_some()) {
-            add_cuda_error(&mut found_events, found);
+        let mut found = events(query)?;
+        if let Some((error, log)) = log.as_ref().and_then(|log| Some((log.error()?, log))) {
+            add_cuda_error(&mut found, error, &log.container_id);
         }
-        anyhow::Ok(found_events)
+        anyhow::Ok(found)
     };
     if let Some(mut verdict) = query_verdict(container, now.unix_seconds(), with_log)? {
-        match &logged {
-            Some(Ok(found)) => add_logged_error(&mut verdict, found.as_ref()),
-            Some(Err(reason)) => verdict.also.push(format!("Its log could not be read: {reason}.")),
-            None => {}
+        if let Some(log) = &log {
+            log.add_to(&mut verdict);
         }
         journal::add_monitor(&mut verdict);
         add_existing_containers(&mut verdict, &host, container);
         answer.print(&verdict)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(wanted) = container
-        && let Some(existing) = find(&host, wanted)
-    {
-        if let Some(error) = existing.start_error.as_deref().filter(|_| !existing.is_running) {
-            answer.print(&never_started(subject_of(existing), error, now.unix_seconds()))?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        let usage = current_usage(&config, now, &existing.id).filter(|_| existing.is_running);
-        let subject = subject_of(existing);
-        answer.print(&verdict_without_events(
-            subject,
-            existing.is_running,
-            usage.as_ref(),
-            now.unix_seconds(),
-        ))?;
-    } else {
-        let known = || not_found(container, host.containers.iter().map(|it| &*it.named.name), events);
-        answer.print_unknown(&known()?)?;
+    if let Some(existing) = container.and_then(|wanted| find(&host, wanted)) {
+        let verdict = without_events(&config, existing, now);
+        answer.print(&verdict)?;
+        let is_found = verdict.cause != Cause::Nothing;
+        return Ok(if is_found { ExitCode::SUCCESS } else { ExitCode::from(NOTHING_FOUND) });
     }
+    let known = not_found(container, host.containers.iter().map(|it| &*it.named.name), events)?;
+    answer.print_unknown(&known)?;
     Ok(ExitCode::from(NOTHING_FOUND))
+}
+
+/// Returns the verdict on a container of which neither a kill nor an end is known.
+fn without_events(config: &Config, container: &ExistingContainer, now: Timestamp) -> Verdict {
+    let (subject, is_running) = (subject_of(container), container.is_running);
+    if let Some(error) = container.start_error.as_deref().filter(|_| !is_running) {
+        return never_started(subject, error, now.unix_seconds());
+    }
+    let usage = current_usage(config, now, &container.id).filter(|_| is_running);
+    verdict_without_events(subject, is_running, usage.as_ref(), now.unix_seconds())
+}
+
+/// The end of a container's log, which was asked for.
+struct RequestedLog {
+    /// Id of the container; empty if it does not exist any more.
+    container_id: String,
+    last_error: Result<Option<LoggedError>, String>,
+}
+
+impl RequestedLog {
+    fn read(config: &Config, wanted: Option<&str>, host: &HostHistory) -> Self {
+        match wanted.and_then(|wanted| find(host, wanted)) {
+            Some(container) => Self {
+                container_id: container.id.as_str().to_owned(),
+                last_error: last_error(config, container),
+            },
+            None => {
+                let gone = "the container does not exist any more, and its log with it".to_owned();
+                Self { container_id: String::new(), last_error: Err(gone) }
+            }
+        }
+    }
+
+    fn error(&self) -> Option<&LoggedError> {
+        self.last_error.as_ref().ok()?.as_ref()
+    }
+
+    fn add_to(&self, verdict: &mut Verdict) {
+        let is_its =
+            verdict.subject.as_ref().is_some_and(|subject| *subject.container_id == *self.container_id);
+        match &self.last_error {
+            Ok(_) if !is_its => {
+                verdict
+                    .also
+                    .push("Its log does not exist any more: a newer container has its name.".to_owned());
+            }
+            Ok(error) => add_logged_error(verdict, error.as_ref()),
+            Err(reason) => verdict.also.push(format!("Its log could not be read: {reason}.")),
+        }
+    }
 }
 
 /// Adds what the host still knows of the container of a verdict, and a newer container of the wanted name.

@@ -14,10 +14,10 @@ const TOLERANCE: f64 = 5.0;
 const MAX_LINE_CHARS: usize = 300;
 
 /// Adds an error of GPU memory to the events of a container, whose newest end it explains if nothing else does.
-pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError) {
+pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, container_id: &str) {
     let LogError::Cuda(text) = found.error else { return };
     let newest = events.iter_mut().rev().find_map(|event| match event {
-        LedgerEvent::Exit(exit) => Some(exit),
+        LedgerEvent::Exit(exit) if *exit.subject.container_id == *container_id => Some(exit),
         _ => None,
     });
     let Some(exit) = newest else { return };

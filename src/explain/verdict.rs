@@ -110,26 +110,7 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
         OomScope::Container if is_known => (Cause::OomCgroupLimit, Confidence::Certain),
         OomScope::Container => (Cause::OomUnattributed, Confidence::Unsure),
     };
-    let is_in_limit = kill.scope == OomScope::Container && limit == CgroupPlace::of(&kill.cgroup);
-    let owner = match kill.owner {
-        KillOwner::Host if kill.cgroup.is_empty() || &*kill.cgroup == "/" || is_in_limit => {
-            "It belongs to no container of Docker, Podman or Kubernetes.".to_owned()
-        }
-        KillOwner::Host => {
-            format!(
-                "It ran in {}, in no container of Docker, Podman or Kubernetes.",
-                CgroupPlace::of(&kill.cgroup).noun()
-            )
-        }
-        KillOwner::Pending => "Evidence of its owner may still arrive: retry in a few seconds.".to_owned(),
-        // since 5.1 one line has both, and since 5.0 the line above names the cgroup
-        _ if run.log_time.is_some() && kill.evidence.len() == 1 && is_whole_message(kill) => {
-            "Its container is not in the log: the line `oom-kill:` above `Killed process` names it."
-                .to_owned()
-        }
-        _ if run.log_time.is_some() => "The log does not name its container.".to_owned(),
-        _ => "No evidence shows its container or that it had none.".to_owned(),
-    };
+    let owner = owner_sentence(kill, run, &limit);
     let why = match kill.scope {
         _ if is_requested(kill) => "that was requested by sysrq".to_owned(),
         OomScope::Host => host_ran_out(kill, "the machine"),
@@ -161,6 +142,30 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
         report: kill.report.clone(),
         held: kill.before.clone(),
         advice: advice::of(cause, run, Some(kill)),
+    }
+}
+
+/// Says whose process was killed outside the known containers, as far as that is known.
+fn owner_sentence(kill: &Kill, run: &RunSummary<'_>, limit: &CgroupPlace) -> String {
+    let is_in_limit = kill.scope == OomScope::Container && *limit == CgroupPlace::of(&kill.cgroup);
+    match kill.owner {
+        KillOwner::Host if kill.cgroup.is_empty() || &*kill.cgroup == "/" || is_in_limit => {
+            "It belongs to no container of Docker, Podman or Kubernetes.".to_owned()
+        }
+        KillOwner::Host => {
+            format!(
+                "It ran in {}, in no container of Docker, Podman or Kubernetes.",
+                CgroupPlace::of(&kill.cgroup).noun()
+            )
+        }
+        KillOwner::Pending => "Evidence of its owner may still arrive: retry in a few seconds.".to_owned(),
+        // since 5.1 one line has both, and since 5.0 the line above names the cgroup
+        _ if run.log_time.is_some() && kill.evidence.len() == 1 && is_whole_message(kill) => {
+            "Its container is not in the log: the line `oom-kill:` above `Killed process` names it."
+                .to_owned()
+        }
+        _ if run.log_time.is_some() => "The log does not name its container.".to_owned(),
+        _ => "No evidence shows its container or that it had none.".to_owned(),
     }
 }
 

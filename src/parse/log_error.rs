@@ -32,18 +32,68 @@ const TEXTS: [(&str, LogError); 12] = [
     ("Cannot allocate memory", LogError::HostAllocation),
 ];
 
+/// Lines of one error.
+const MAX_NEXT_LINES: usize = 10;
+
 /// Returns the errors in the lines of a log: the number of the line, and what it is.
 pub fn find_errors(lines: &[&str]) -> Vec<(usize, LogError)> {
-    let of_line = |line: &&str| {
+    let of_line = |number: usize| {
+        let line = lines[number];
         let known = TEXTS.iter().find(|(text, _)| line.contains(text)).map(|(_, error)| *error);
-        known.or_else(|| CudaOomText::find(line).map(LogError::Cuda))
+        known.or_else(|| {
+            CudaOomText::find(line).map(|found| LogError::Cuda(with_next_lines(found, &lines[number..])))
+        })
     };
-    lines.iter().enumerate().filter_map(|(number, line)| Some((number, of_line(line)?))).collect()
+    (0..lines.len()).filter_map(|number| Some((number, of_line(number)?))).collect()
+}
+
+/// Returns the numbers of an error also from the lines behind its first one: cudaMallocAsync prints each on its own, and programs that
+/// draw tracebacks wrap lines.
+fn with_next_lines(found: CudaOomText, lines: &[&str]) -> CudaOomText {
+    if found.total.is_some() {
+        return found;
+    }
+    let is_frame = |letter: char| letter.is_whitespace() || "\u{2502}|".contains(letter);
+    // another error is not a part of this one
+    let is_rest = |(number, line): &(usize, &&str)| *number == 0 || CudaOomText::find(line).is_none();
+    let rest = lines.iter().enumerate().take(MAX_NEXT_LINES).take_while(is_rest);
+    let next: Vec<&str> = rest.map(|(_, line)| line.trim_matches(is_frame)).collect();
+    CudaOomText::find(&next.join(" ")).filter(|joined| joined.framework == found.framework).unwrap_or(found)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_on_further_lines_are_those_of_the_error() {
+        let lines = [
+            "torch.OutOfMemoryError: Allocation on device 1 would exceed allowed memory. (out of memory)",
+            "Currently allocated     : 6.00 GiB",
+            "Requested               : 320.00 MiB",
+            "Device limit            : 24.00 GiB",
+            "Free (according to CUDA): 2.00 MiB",
+            "│ OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a      │",
+            "│ total capacity of 12.00 GiB of which 1.00 GiB is free. Of the allocated memory    │",
+            "│ 8.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but         │",
+            "│ unallocated.                                                                      │",
+        ];
+        let numbers: Vec<_> = find_errors(&lines)
+            .into_iter()
+            .filter_map(|(number, error)| match error {
+                LogError::Cuda(text) => Some((number, text.device, text.tried, text.total, text.allocated)),
+                _ => None,
+            })
+            .collect();
+        let (gib, mib) = (1 << 30, 1 << 20);
+        assert_eq!(
+            numbers,
+            [
+                (0, Some(1), Some(320 * mib), Some(24 * gib), Some(6 * gib)),
+                (5, Some(0), Some(2 * gib), Some(12 * gib), Some(8 * gib)),
+            ]
+        );
+    }
 
     #[test]
     fn each_kind_of_memory_has_its_texts() {
