@@ -147,7 +147,7 @@ fn unknown_and_truncated_input_is_reported() {
     for (input, expected) in [
         (&b""[..], "standard input is empty"),
         (b"Dear all,\nthe training died again.\n", "none of its 2 lines has the form of a kernel log"),
-        (b"[    1.000001] eth0: link up\n", "no OOM kill in standard input (1 lines, 1 of the kernel)"),
+        (b"[    1.000001] eth0: link up\n", "no OOM kill in standard input (1 lines, 1 with a stamp)"),
         (&log[..log.len() / 2], "it ends within a report of the OOM killer"),
     ] {
         let (code, out, error) = piped(&[], input);

@@ -21,27 +21,35 @@ pub fn add_monitor(verdict: &mut Verdict) {
     let Some(at) = verdict.at.filter(|_| verdict.cause == Cause::KilledOutside) else { return };
     let id = verdict.subject.as_ref().map(|subject| subject.container_id.to_string()).unwrap_or_default();
     let lines = read(at).unwrap_or_default();
-    let Some(line) = lines.lines().find(|line| is_about(line, &id)) else { return };
-    let who = if line.contains("earlyoom") { "earlyoom" } else { "systemd-oomd" };
-    verdict.cause = Cause::KilledByMonitor;
-    verdict.confidence =
-        if !id.is_empty() && line.contains(&id) { Confidence::Certain } else { Confidence::Likely };
-    verdict.also.insert(
-        0,
-        format!("The journal says that {who} killed it: memory was low, and the kernel had not acted yet."),
-    );
-    verdict.evidence.push(Evidence::new("journal", line.to_owned()));
-    verdict.advice = vec![
-        "Less memory in use on the host, more swap, or a limit for the container, so that only that one is killed.".to_owned(),
-        format!("What {who} watches and when it acts: oomctl; ManagedOOMPreference=avoid of a unit exempts it."),
-    ];
+    if let Some(line) = lines.lines().find(|line| is_oomd_about(line, &id)) {
+        (verdict.cause, verdict.confidence) = (Cause::KilledByMonitor, Confidence::Certain);
+        verdict.also.insert(
+            0,
+            "The journal says that systemd-oomd killed its cgroup; the kernel had killed nothing there."
+                .to_owned(),
+        );
+        verdict.evidence.push(Evidence::new("journal", line.to_owned()));
+        verdict.advice = vec![
+            "What systemd-oomd watches and when it acts: oomctl. ManagedOOMPreference=avoid of a unit makes it the last choice.".to_owned(),
+            "Less memory in use on the host, more swap, or a memory limit for the container.".to_owned(),
+        ];
+    } else if let Some(line) =
+        lines.lines().find(|line| line.contains("earlyoom") && line.contains("sending SIG"))
+    {
+        // it names processes, whose container is not known any more
+        verdict.also.push(
+            "earlyoom killed a process at that time; whether it was in this container is not known."
+                .to_owned(),
+        );
+        verdict.evidence.push(Evidence::new("journal", line.to_owned()));
+        verdict.confidence = verdict.confidence.max(Confidence::Likely);
+    }
 }
 
-/// Returns whether a line of a monitor is about this container. earlyoom names processes only.
-fn is_about(line: &str, container_id: &str) -> bool {
-    let is_oomd = line.contains("oomd") && line.contains("Killed ") && line.contains(" due to ");
-    is_oomd && !container_id.is_empty() && line.contains(container_id)
-        || line.contains("earlyoom") && line.contains("sending SIGKILL")
+/// Returns whether a line of systemd-oomd is about the cgroup of this container.
+fn is_oomd_about(line: &str, container_id: &str) -> bool {
+    let is_kill = line.contains("oomd") && line.contains("Killed ") && line.contains(" due to ");
+    is_kill && !container_id.is_empty() && line.contains(container_id)
 }
 
 /// Reads the journal around this Unix time; `None` if that is not possible, or takes too long.
@@ -57,20 +65,19 @@ fn read(at: f64) -> Option<String> {
         .ok()?;
     let output = child.stdout.take()?;
     let (sender, receiver) = std::sync::mpsc::channel();
-    let reader = std::thread::Builder::new().name("journal".into());
-    reader
-        .spawn(move || {
-            let mut text = String::new();
-            let _ = output.take(MAX_BYTES).read_to_string(&mut text); // what is there
-            let _ = sender.send(text);
-        })
-        .ok()?;
+    let reader = std::thread::Builder::new().name("journal".into()).spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = output.take(MAX_BYTES).read_to_end(&mut bytes); // what is there
+        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+    });
+    if reader.is_err() {
+        let _ = child.kill(); // and no answer
+    }
     let began = Timestamp::now();
     let text = receiver.recv_timeout(TIMEOUT).ok();
     while child.try_wait().ok()?.is_none() {
         if Timestamp::now().since(began) > TIMEOUT {
-            let _ = child.kill();
-            let _ = child.wait();
+            let _ = child.kill(); // it is reaped when this short command ends
             break;
         }
         std::thread::sleep(POLL_INTERVAL);
@@ -89,9 +96,9 @@ mod tests {
             "2026-11-27T08:00:00+0000 host systemd-oomd[512]: Killed /system.slice/docker-{id}.scope due to memory pressure for /system.slice \
              being 71.06% > 50.00% for > 20s with reclaim activity"
         );
-        assert!(is_about(&line, &id));
-        assert!(!is_about(&line, &"0".repeat(64)) && !is_about(&line, ""));
+        assert!(is_oomd_about(&line, &id));
+        assert!(!is_oomd_about(&line, &"0".repeat(64)) && !is_oomd_about(&line, ""));
         let other = "2026-11-27T08:00:00+0000 host systemd-oomd[512]: Memory pressure is high";
-        assert!(!is_about(other, &id));
+        assert!(!is_oomd_about(other, &id));
     }
 }

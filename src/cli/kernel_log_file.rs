@@ -75,10 +75,10 @@ pub fn run(query: &LogQuery<'_>) -> anyhow::Result<ExitCode> {
 fn missing_lines(log: &TextLog) -> Option<&'static str> {
     log.missing().map(|missing| match missing {
         MissingLines::Searched => {
-            "The log has only lines that were searched for: the whole report says what used the memory (journalctl -k or dmesg, without grep)."
+            "The log seems to have only lines that were searched for: the whole report says what used the memory (journalctl -k or dmesg, without grep)."
         }
         MissingLines::Priority => {
-            "Lines of priority info are missing, which name the cgroup and the processes: journalctl -k without -p."
+            "Lines of priority info seem to be missing, which name the cgroup and the processes: journalctl -k without -p."
         }
     })
 }
@@ -140,7 +140,16 @@ fn read_lines(mut input: impl BufRead) -> std::io::Result<(TextLog, LoggedKills)
     if reader.log.is_newest_first() {
         let mut reversed = LogReader::default();
         first_lines.iter().rev().for_each(|line| reversed.push(line));
-        return Ok(reversed.finish());
+        let (mut log, kills) = reversed.finish();
+        log.set_reversed(first_lines.len() as u64);
+        if first_bytes > MAX_REVERSED_BYTES {
+            let all = reader.log.lines();
+            eprintln!(
+                "its newest lines come first: only the newest {} of {all} were read",
+                first_lines.len()
+            );
+        }
+        return Ok((log, kills));
     }
     Ok(reader.finish())
 }
@@ -195,7 +204,7 @@ fn none_found(name: &str, container: Option<&str>, (all, omitted): (u64, u64), l
                 format!("no OOM kill in {name}: none of its {lines} lines has the form of a kernel log{cut}")
             }
             None => {
-                format!("no OOM kill in {name} ({lines} lines, {} of the kernel){cut}", log.kernel_lines())
+                format!("no OOM kill in {name} ({lines} lines, {} with a stamp){cut}", log.kernel_lines())
             }
         },
     }

@@ -49,9 +49,11 @@ pub fn last_error(config: &Config, container: &ExistingContainer) -> Result<Opti
                 _ => of_engine(config, container).await,
             }
         };
-        let timed_out = || Err("its runtime did not respond in time".to_owned());
+        let timed_out = || Err("it was not read in time".to_owned());
         tokio::time::timeout(TIMEOUT, read).await.unwrap_or_else(|_| timed_out())
-    })?;
+    });
+    runtime.shutdown_background(); // a file system that hangs is not waited for
+    let lines = lines?;
     let texts: Vec<&str> = lines.lines.iter().map(|(_, line)| line.as_str()).collect();
     let last = find_errors(&texts).into_iter().next_back();
     Ok(last.map(|(number, error)| {

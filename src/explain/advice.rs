@@ -11,7 +11,8 @@ use super::text::{bytes, lasted, name, role_one, roles, signal_of, time};
 use super::verdict::{SIGKILL, full_shm};
 use super::{Cause, RunSummary, cuda_oom, program, report};
 use crate::events::{
-    Identity, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, RoleUsage, UsageSample,
+    ContainerRef, Identity, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, RoleUsage,
+    UsageSample,
 };
 use crate::runs::hit_limit::LimitPosition;
 
@@ -121,7 +122,7 @@ fn by_cause<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>, advi
 
 /// Advises on the limit of a cgroup that is no container's.
 fn own_limit(kill: &Kill, advice: &mut Vec<String>) {
-    advice.push(CgroupPlace::of(&kill.limit_cgroup).advice(&now(kill.limit_bytes)));
+    advice.push(CgroupPlace::of_limit(&kill.limit_cgroup).advice(&now(kill.limit_bytes)));
 }
 
 /// Returns ` (now 2.0 GiB)`; empty if it is unknown.
@@ -145,11 +146,18 @@ fn no_victim<'a>(kill: &'a Kill, run: &RunSummary<'a>, advice: &mut Vec<String>)
     if limit_of(kill, run) == LimitPosition::Own {
         raise(kill, run, advice);
     } else {
-        advice.push(CgroupPlace::of(&kill.limit_cgroup).advice(&now(kill.limit_bytes)));
+        advice.push(CgroupPlace::of_limit(&kill.limit_cgroup).advice(&now(kill.limit_bytes)));
     }
 }
 
 fn panicked(kill: &Kill, advice: &mut Vec<String>) {
+    let has = |words: &str| kill.evidence.iter().any(|line| line.text.contains(words));
+    if !has("panic_on_oom") {
+        advice.push(
+            "Let some processes be killed: an oom_score_adj above -1000 for all but the most important (a process inherits it).".to_owned(),
+        );
+        return;
+    }
     advice.push(
         "vm.panic_on_oom=0 lets the kernel kill a process in place of the machine; with 1 it panics unless the request was restricted to \
          some NUMA nodes or a cgroup, with 2 (compulsory) always."
@@ -160,7 +168,8 @@ fn panicked(kill: &Kill, advice: &mut Vec<String>) {
         && free > all / 20
     {
         advice.push(format!(
-            "{} of {} were free: most likely the program was restricted to NUMA nodes whose memory was used up (numactl --membind, a cpuset).",
+            "{} of {} were free, and not for this request: often because a program is restricted to NUMA nodes (numactl --membind, a cpuset), \
+             else because it was for a certain zone or for contiguous pages.",
             bytes(free),
             bytes(all)
         ));
@@ -169,12 +178,19 @@ fn panicked(kill: &Kill, advice: &mut Vec<String>) {
 
 fn error_exit(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     advice.push(format!("Its log has the error: {}", logs(run)));
-    let name = own_name(run);
-    if !name.is_empty() {
-        advice.push(format!(
-            "memledger why {name} --logs looks there for errors of GPU memory (CUDA), of shared memory and of allocations; unasked memledger reads no log."
-        ));
+    advice.extend(Some(look_into_log(Some(run.subject))).filter(|line| !line.is_empty()));
+}
+
+/// Returns the advice to read the log of this container; empty if its name needs quoting in a shell.
+pub(super) fn look_into_log(subject: Option<&ContainerRef>) -> String {
+    let name = subject.map(|subject| &*subject.identity.name).unwrap_or_default();
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"_.-".contains(&b);
+    if name.is_empty() || name.starts_with('-') || !name.bytes().all(is_plain) {
+        return String::new();
     }
+    format!(
+        "memledger why {name} --logs looks there for errors of GPU memory (CUDA), of shared memory and of allocations; unasked memledger reads no log."
+    )
 }
 
 const RAISE_STOP_TIMEOUT: &str = "If it has to save its state first: raise the stop timeout (docker stop -t, Compose stop_grace_period), and \
@@ -433,7 +449,7 @@ fn shared(kill: &Kill, run: &RunSummary<'_>, before: Option<&PriorUsage>, advice
 
 fn parent<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let now = now(limit_bytes(kill, run));
-    let place = CgroupPlace::of(&kill.limit_cgroup);
+    let place = CgroupPlace::of_limit(&kill.limit_cgroup);
     if kill.limit_cgroup.is_empty() {
         advice.push(format!("Raise the limit of the cgroup above{now}, or start the container below another one (docker run --cgroup-parent)."));
     } else {
@@ -646,13 +662,6 @@ fn score(kill: &Kill, run: &RunSummary<'_>, advice: &mut Vec<String>) {
     advice.push(format!(
         "The {what} had oom_score_adj {adj}: the kernel counts {adj}/1000 of the memory more for it, so it dies before larger ones.{who}"
     ));
-}
-
-/// Returns the container's name if it needs no quoting in a shell; else an empty text.
-fn own_name<'a>(run: &RunSummary<'a>) -> &'a str {
-    let name = &*run.subject.identity.name;
-    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"_.-".contains(&b);
-    if name.bytes().all(is_plain) && !name.starts_with('-') { name } else { "" }
 }
 
 /// Returns the command that shows the container's log, with a name that needs no quoting in a shell.

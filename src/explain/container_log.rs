@@ -1,8 +1,8 @@
 //! What an error in a container's log adds to a verdict. A log proves what its program wants: nothing here is certain.
 
-use super::text::bytes;
+use super::text::{bytes, time};
 use super::verdict::OWN_ERROR;
-use super::{Cause, Confidence, Verdict};
+use super::{Cause, Confidence, Verdict, is_cuda_oom};
 use crate::container_logs::tail::LoggedError;
 use crate::events::{CudaOom, Evidence, ExitReason, LedgerEvent};
 use crate::ledger::totals::CudaOomSource;
@@ -10,6 +10,8 @@ use crate::parse::log_error::LogError;
 
 /// A runtime reports starts and ends later than a program writes, by so many seconds at most.
 const TOLERANCE: f64 = 5.0;
+/// An error so many seconds before an end is no cause of it.
+const MAX_AGE: f64 = 600.0;
 /// Characters of a line that are kept.
 const MAX_LINE_CHARS: usize = 300;
 
@@ -24,7 +26,7 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, contai
     let is_open = matches!(exit.reason, Some(ExitReason::Error | ExitReason::Unknown | ExitReason::Signal));
     // of this run, and not of one before
     let is_of_run = exit.subject.started.is_none_or(|started| found.at >= started - TOLERANCE)
-        && found.at <= exit.at + TOLERANCE;
+        && (-TOLERANCE..=MAX_AGE).contains(&(exit.at - found.at));
     if !is_open || !is_of_run {
         return;
     }
@@ -35,7 +37,7 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, contai
         subject: exit.subject.clone(),
         pid: None,
         rank: None,
-        gpu: text.device.map_or_else(String::new, |device| device.to_string()).into(),
+        gpu: "".into(), // the program's number of the device is not the host's
         gpu_uuid: "".into(),
         framework: text.framework.into(),
         source: CudaOomSource::Log.label().into(),
@@ -59,43 +61,54 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, contai
 
 /// Adds what the end of the log has to a verdict: the line as evidence, and where the cause was open, the cause.
 pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
-    verdict.advice.retain(|line| !line.contains(" --logs"));
+    verdict.advice.retain(|line| line != &super::advice::look_into_log(verdict.subject.as_ref()));
     let Some(found) = found else {
         let read = bytes(crate::container_logs::tail::TAIL_BYTES as u64);
         verdict.also.push(format!("The last {read} of its log have no out-of-memory error that is known."));
         return;
     };
+    let started = verdict.subject.as_ref().and_then(|subject| subject.started);
+    let is_near = verdict.at.is_some_and(|at| (-TOLERANCE..=MAX_AGE).contains(&(at - found.at)));
+    if !is_near || started.is_some_and(|started| found.at < started - TOLERANCE) {
+        verdict.also.push(format!(
+            "The last out-of-memory error in its log is of {}, not of this end.",
+            time(found.at)
+        ));
+        return;
+    }
     let line: String = found.line.chars().take(MAX_LINE_CHARS).collect();
     verdict.evidence.push(Evidence::new("log", line));
     let (is_open, cause, text, advice): (bool, _, _, &str) = match found.error {
-        LogError::Cuda(_) => return, // in its events
+        LogError::Cuda(_) if is_cuda_oom(verdict.cause) => return, // in its events
+        LogError::Cuda(_) => {
+            verdict.also.push(format!("Its log has an error of GPU memory at {}.", time(found.at)));
+            return;
+        }
         LogError::Shm => (
-            matches!(
-                verdict.cause,
-                Cause::ErrorExit | Cause::CrashedSignal | Cause::Unknown | Cause::ShmFull
-            ),
+            matches!(verdict.cause, Cause::ErrorExit | Cause::CrashedSignal | Cause::ShmFull),
             Cause::ShmFull,
-            "Its log says that shared memory was used up: a write to a full /dev/shm raises SIGBUS.",
+            "Its log has an error that is typical of a full /dev/shm: a write to a full one raises SIGBUS.",
             "A larger --shm-size (Compose shm_size; Kubernetes: an emptyDir of medium Memory on /dev/shm), or fewer NUM_WORKERS, or \
              torch.multiprocessing.set_sharing_strategy('file_system').",
         ),
         LogError::HostAllocation => (
-            matches!(verdict.cause, Cause::ErrorExit | Cause::CrashedSignal | Cause::Unknown),
+            matches!(verdict.cause, Cause::ErrorExit | Cause::CrashedSignal),
             Cause::AllocationFailed,
-            "Its log says that an allocation of host memory was refused: nothing was killed.",
-            "What refuses memory in place of a kill: ulimit -v, vm.overcommit_memory=2 on the host, or a request that is larger than RAM \
+            "Its log has an allocation of host memory that failed: no kill of this run is recorded.",
+            "What refuses memory in place of a kill: ulimit -v or -l, vm.overcommit_memory=2 on the host, or a request that is larger than RAM \
              and swap together (a batch or an array of a wrong shape).",
         ),
         LogError::RayMonitor => (
-            matches!(verdict.cause, Cause::ErrorExit | Cause::KilledOutside | Cause::Unknown),
+            matches!(verdict.cause, Cause::ErrorExit),
             Cause::KilledByMonitor,
-            "Its log says that Ray's memory monitor killed a worker: it acts before the kernel does, at RAY_memory_usage_threshold (0.95) of \
+            "Its log has a worker that Ray's memory monitor killed: it acts before the kernel does, at RAY_memory_usage_threshold (0.95) of \
              the memory.",
             "Fewer tasks at once (num_cpus or memory= of a task), more memory, or another threshold: RAY_memory_usage_threshold; \
              RAY_memory_monitor_refresh_ms=0 switches the monitor off, and the kernel kills then.",
         ),
     };
-    if is_open {
+    // a kill of an unknown container may have been the cause
+    if is_open && verdict.confidence != Confidence::Unsure {
         (verdict.cause, verdict.confidence) = (cause, Confidence::Likely);
         verdict.what = verdict.what.replacen(OWN_ERROR, ".", 1);
         verdict.also.insert(0, text.to_owned());
@@ -103,53 +116,4 @@ pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
     } else {
         verdict.also.push(text.to_owned());
     }
-}
-
-/// Returns the first line of a runtime's error, of limited length.
-pub(super) fn start_error_text(error: &str) -> String {
-    let line = error.split('\n').find(|line| !line.trim().is_empty()).unwrap_or_default();
-    name_of_length(line, MAX_LINE_CHARS)
-}
-
-fn name_of_length(text: &str, max: usize) -> String {
-    let shown = super::printable(text);
-    match shown.char_indices().nth(max) {
-        Some((end, _)) => format!("{}...", &shown[..end]),
-        None => shown,
-    }
-}
-
-/// Returns what to do about a start that failed.
-pub(super) fn start_advice(error: &str) -> Vec<String> {
-    const KNOWN: [(&[&str], &str); 7] = [
-        (
-            &["could not select device driver", "unknown or invalid runtime name: nvidia"],
-            "The engine has no NVIDIA runtime: install the NVIDIA Container Toolkit, then nvidia-ctk runtime configure --runtime=docker and \
-             restart the engine.",
-        ),
-        (
-            &["driver/library version mismatch"],
-            "The driver was updated and its kernel module was not: reboot, or unload and load the nvidia modules.",
-        ),
-        (
-            &["nvidia-container-cli", "nvidia-container-runtime", "libnvidia-ml"],
-            "NVIDIA's container runtime could not use the driver: does nvidia-smi work on the host? `memledger doctor` checks it too.",
-        ),
-        (
-            &["executable file not found", "no such file or directory"],
-            "The command, its interpreter (the first line of a script), or a mounted file does not exist: check entrypoint, command and volumes.",
-        ),
-        (
-            &["permission denied"],
-            "The command is not executable, or may not be read: chmod +x, or another user.",
-        ),
-        (
-            &["port is already allocated", "address already in use"],
-            "Another program has that port: ss -ltnp shows it.",
-        ),
-        (&["no space left on device"], "A disk of the engine is full: df -h, docker system df."),
-    ];
-    let lower = error.to_lowercase();
-    let known = KNOWN.iter().find(|(texts, _)| texts.iter().any(|text| lower.contains(&text.to_lowercase())));
-    known.map(|(_, advice)| (*advice).to_owned()).into_iter().collect()
 }

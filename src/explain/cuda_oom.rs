@@ -90,6 +90,17 @@ pub(super) fn also(run: &RunSummary<'_>) -> Option<String> {
 
 /// Returns what was tried: `it tried to allocate 2.0 GiB on GPU 0 in model/forward, where 1.0 GiB of 12.0 GiB were free`.
 fn attempt(oom: &CudaOom) -> String {
+    if matches!(&*oom.framework, "vllm" | "sglang") {
+        // refusals to start: nothing was allocated
+        let needs = oom.tried_bytes.map_or_else(
+            || "it found too little free GPU memory for its start".to_owned(),
+            |needed| format!("it needs {} for its cache at the start", torch_size(needed)),
+        );
+        let free = oom
+            .free_bytes
+            .map_or_else(String::new, |free| format!(", where {} were free for it", torch_size(free)));
+        return format!("{needs}{free}");
+    }
     let tried = oom.tried_bytes.map_or_else(
         || "an allocation failed".to_owned(),
         |tried| format!("it tried to allocate {}", torch_size(tried)),

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::discover::{PathOwner, owner_of_paths};
-use crate::events::{ContainerRef, Identity, Kill, KillOwner};
+use crate::events::{ContainerRef, Identity, Kill, KillOwner, OomScope};
 use crate::ledger::reconcile::complete_report as complete;
 use crate::ledger::sources::kernel_log::LogEntry;
 use crate::parse::container_id;
@@ -17,6 +17,8 @@ use crate::parse::kernel_log::{Killed, Line, NoKill};
 /// Maximum number of kills that are kept, the newest.
 const MAX_KILLS: usize = 1_000;
 
+/// Processes that are kept of one group.
+const MAX_KILLED_WITH: usize = 100;
 /// Length of a pod's UID.
 const MIN_POD_UID: usize = 32;
 
@@ -52,13 +54,22 @@ impl LoggedKills {
         }
         let TextLine { found, stamp } = line;
         let LogEntry { position, line, text, report } = LogEntry::from(found);
-        if let Line::NoKill(no_kill @ (NoKill::NoVictim | NoKill::Panic)) = line {
+        if let Line::NoKill(no_kill @ (NoKill::NoVictim | NoKill::Panic | NoKill::PanicNoVictim)) = line {
+            // the kernel writes both where it panics because no process may be killed
+            let before = self.kills.back_mut().filter(|before| before.no_kill == Some(NoKill::NoVictim));
+            if let Some(before) = before.filter(|_| no_kill == NoKill::PanicNoVictim) {
+                before.no_kill = Some(no_kill);
+                before.kill.scope = OomScope::Host;
+                return;
+            }
             let report = report.map(|report| Arc::new(complete(&report, |_| {})));
             let context = self.block.context().cloned();
-            // a kernel that panics because no process may be killed writes both
             let mut kill =
                 Kill::of_record(position.usec, &text, &Killed::default(), context.as_ref(), report);
             kill.pid = None;
+            if no_kill == NoKill::PanicNoVictim {
+                kill.scope = OomScope::Host; // at a cgroup's limit the kernel does not panic for this
+            }
             let paths = context.map(|context| context.task_cgroups).unwrap_or_default();
             kill.owner = match &paths[..] {
                 [] if kill.limit_cgroup.is_empty() => KillOwner::Unattributed,
@@ -114,8 +125,9 @@ impl LoggedKills {
         };
         // the first of a group is the victim that the kernel chose, and its line comes before that of the group
         if let Some(first) = self.kills.back_mut().filter(is_with)
-            && first.killed_with.len() < MAX_KILLS
+            && first.killed_with.len() < MAX_KILLED_WITH
         {
+            logged.kill.report = None; // that of the first
             first.killed_with.push(logged.kill);
             return;
         }

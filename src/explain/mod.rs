@@ -17,6 +17,7 @@ mod log_file;
 mod place;
 mod program;
 mod report;
+mod start_error;
 mod verdict;
 mod text;
 #[cfg(test)]
@@ -484,13 +485,12 @@ fn similar(a: &str, b: &str) -> bool {
 /// Returns the verdict on a container without events whose start failed. `error`: what its runtime says.
 pub fn never_started(subject: ContainerRef, error: &str, now: f64) -> Verdict {
     let name = text::name(&subject.identity.name);
-    let what =
-        format!("{name} has never run: {} says: {}", subject.runtime, container_log::start_error_text(error));
+    let what = format!("{name} has never run: {} says: {}", subject.runtime, start_error::summary(error));
     Verdict {
         cause: Cause::NeverStarted,
         confidence: Confidence::Certain,
         what,
-        advice: container_log::start_advice(error),
+        advice: start_error::advice(error),
         ..verdict_without_events(subject, false, None, now)
     }
 }
@@ -557,8 +557,7 @@ pub fn add_container(verdict: &mut Verdict, container: &ExistingContainer) {
         .start_error
         .as_deref()
         .filter(|_| !container.is_running && verdict.cause != Cause::NeverStarted);
-    let failed =
-        failed.map(|error| format!("Its last start failed: {}", container_log::start_error_text(error)));
+    let failed = failed.map(|error| format!("Its last start failed: {}", start_error::summary(error)));
     verdict.also.extend(running.into_iter().chain(times).chain(failed));
 }
 

@@ -54,7 +54,8 @@ impl CgroupPlace {
         let parts: Vec<&str> = cgroup.split('/').filter(|part| !part.is_empty()).collect();
         let found =
             parts.iter().enumerate().find_map(|(at, part)| Self::of_part(part, parts.get(at + 1).copied()));
-        let pods = parts.last().and_then(|last| of_pods(last));
+        let has_pods = parts.iter().any(|part| part.contains("kubepods"));
+        let pods = parts.last().filter(|_| has_pods).and_then(|last| of_pods(last));
         let unit = parts
             .iter()
             .rev()
@@ -62,6 +63,27 @@ impl CgroupPlace {
         pods.or(found)
             .or_else(|| unit.map(|unit| Self::Unit { name: (*unit).to_owned() }))
             .unwrap_or_else(|| Self::Other { path: cgroup.to_owned() })
+    }
+
+    /// Returns what the cgroup of a limit is: that cgroup itself, and not what surrounds it. Only a step of a job has the job's limit.
+    pub(super) fn of_limit(cgroup: &str) -> Self {
+        let parts: Vec<&str> = cgroup.split('/').filter(|part| !part.is_empty()).collect();
+        let around = Self::of(cgroup);
+        let itself = match &parts[..] {
+            [.., parent, last] => {
+                Self::of_part(parent, Some(last)).filter(|_| matches!(*parent, "lxc" | "lxc.payload"))
+            }
+            _ => None,
+        };
+        let own = parts.last().and_then(|last| Self::of_part(last, None)).or(itself);
+        match around {
+            Self::AllPods { .. } | Self::Pod { .. } | Self::SlurmJob { .. } => around,
+            _ if own.is_some() => own.unwrap_or(around),
+            _ => match parts.last().filter(|last| is_unit(last)) {
+                Some(unit) => Self::Unit { name: (*unit).to_owned() },
+                None => Self::Other { path: cgroup.to_owned() },
+            },
+        }
     }
 
     fn of_part(part: &str, next: Option<&str>) -> Option<Self> {
@@ -77,6 +99,7 @@ impl CgroupPlace {
             return Some(Self::SlurmJob { id });
         }
         if let Some(name) = after("machine-") {
+            // slices of machine-* are groups of them, such as the pods of Podman
             let name = name.strip_suffix(".scope")?.replace("\\x2d", "-");
             return Some(Self::Machine { name });
         }
@@ -140,6 +163,10 @@ impl CgroupPlace {
     }
 }
 
+fn is_unit(part: &str) -> bool {
+    [".service", ".scope", ".slice"].iter().any(|end| part.ends_with(end))
+}
+
 /// Returns what the kubelet's cgroup with this name is: of all pods, of a class, or of a pod.
 fn of_pods(part: &str) -> Option<CgroupPlace> {
     let part = part.strip_suffix(".slice").unwrap_or(part);
@@ -192,6 +219,25 @@ mod tests {
             ("", "a cgroup"),
         ] {
             assert_eq!(CgroupPlace::of(cgroup).noun(), noun, "{cgroup}");
+        }
+        for (limit, noun) in [
+            (
+                "/user.slice/user-1000.slice/user@1000.service/app.slice/run-r12.scope",
+                "the systemd unit run-r12.scope",
+            ),
+            ("/user.slice/user-1000.slice", "the sessions of user 1000"),
+            ("/lxc/107/ns/system.slice/worker.service", "the systemd unit worker.service"),
+            ("/lxc/107", "the LXC container 107"),
+            ("/lxc.payload.train", "the LXC container train"),
+            ("/lxc/107/job", "the cgroup /lxc/107/job"),
+            ("/slurm/uid_1000/job_42/step_0", "the Slurm job 42"),
+            (
+                "/machine.slice/machine-libpod_pod_aaaa.slice",
+                "the systemd unit machine-libpod_pod_aaaa.slice",
+            ),
+            ("/kubepods.slice", "the limit of all pods of this node"),
+        ] {
+            assert_eq!(CgroupPlace::of_limit(limit).noun(), noun, "{limit}");
         }
     }
 }

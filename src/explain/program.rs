@@ -2,14 +2,14 @@
 
 use crate::events::{Kill, OomScope};
 
-/// Beginnings of names, which the kernel cuts after 15 bytes, and what limits the program's memory.
+/// Names, or beginnings of names before a `*`, and what limits the program's memory. The kernel cuts names after 15 bytes.
 const PROGRAMS: [(&[&str], &str); 10] = [
     (
-        &["VLLM::", "vllm"],
+        &["VLLM::*", "vllm"],
         "vLLM: host memory holds the weights while they load, and --swap-space and --cpu-offload-gb; smaller ones, or a safetensors model, which is mapped.",
     ),
     (
-        &["llama-", "ollama"],
+        &["llama-*", "ollama*"],
         "llama.cpp and ollama: a smaller context (-c, num_ctx) or more layers on the GPU (-ngl, num_gpu); --no-mmap needs the whole model in memory.",
     ),
     (
@@ -25,7 +25,7 @@ const PROGRAMS: [(&[&str], &str); 10] = [
         &["redis-server", "valkey-server"],
         "Redis: maxmemory with a policy; a save forks, and may need as much again.",
     ),
-    (&["clickhouse"], "ClickHouse: max_server_memory_usage, max_memory_usage of a query."),
+    (&["clickhouse*"], "ClickHouse: max_server_memory_usage, max_memory_usage of a query."),
     (
         &["java"],
         "Java: -Xmx or -XX:MaxRAMPercentage, and beyond the heap threads, metaspace and direct buffers (-XX:MaxDirectMemorySize).",
@@ -40,7 +40,12 @@ pub(super) fn advice(kill: &Kill) -> Option<String> {
     // where the host ran out, the victim need not be what filled it
     let victim = Some(&*kill.process).filter(|_| kill.scope == OomScope::Container);
     let names = [victim, largest.map(|row| row.process.as_str())];
-    let known =
-        |name: &str| PROGRAMS.iter().find(|(begins, _)| begins.iter().any(|begin| name.starts_with(begin)));
+    let is_it = |name: &str, pattern: &str| match pattern.strip_suffix('*') {
+        Some(begin) => name.starts_with(begin),
+        None => name == pattern,
+    };
+    let known = |name: &str| {
+        PROGRAMS.iter().find(|(patterns, _)| patterns.iter().any(|pattern| is_it(name, pattern)))
+    };
     names.into_iter().flatten().find_map(known).map(|(_, advice)| (*advice).to_owned())
 }

@@ -100,7 +100,7 @@ pub fn is_cuda_oom(cause: Cause) -> bool {
 /// Returns the verdict on a kill outside containers.
 pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: f64) -> Verdict {
     let is_known = kill.owner == KillOwner::Host;
-    let limit = CgroupPlace::of(&kill.limit_cgroup);
+    let limit = CgroupPlace::of_limit(&kill.limit_cgroup);
     let (cause, confidence) = match kill.scope {
         _ if !is_known && run.log_time.is_none() => (Cause::OomUnattributed, Confidence::Unsure),
         _ if is_requested(kill) => (Cause::OomSysrq, Confidence::Certain),
@@ -147,7 +147,7 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
 
 /// Says whose process was killed outside the known containers, as far as that is known.
 fn owner_sentence(kill: &Kill, run: &RunSummary<'_>, limit: &CgroupPlace) -> String {
-    let is_in_limit = kill.scope == OomScope::Container && *limit == CgroupPlace::of(&kill.cgroup);
+    let is_in_limit = kill.scope == OomScope::Container && *limit == CgroupPlace::of_limit(&kill.cgroup);
     match kill.owner {
         KillOwner::Host if kill.cgroup.is_empty() || &*kill.cgroup == "/" || is_in_limit => {
             "It belongs to no container of Docker, Podman or Kubernetes.".to_owned()
@@ -207,10 +207,10 @@ fn is_killed_with(kill: &Kill, first: &Kill) -> bool {
 
 /// Returns the verdict on an OOM that ended without a kill.
 pub(super) fn without_kill<'a>(run: &RunSummary<'a>, kill: &'a Kill, no_kill: NoKill, now: f64) -> Verdict {
-    let place = CgroupPlace::of(&kill.limit_cgroup);
+    let place = CgroupPlace::of_limit(&kill.limit_cgroup);
     let is_own = limit_of(kill, run) == LimitPosition::Own;
     let who = match kill.scope {
-        _ if no_kill == NoKill::Panic && kill.limit_cgroup.is_empty() => host_ran_out(kill, "the machine"),
+        OomScope::Container if kill.limit_cgroup.is_empty() => "memory ran out".to_owned(),
         OomScope::Host => host_ran_out(kill, "the machine"),
         OomScope::Container if is_own => reached_by("the container", kill.limit_bytes, kill),
         OomScope::Container => reached(&place, kill.limit_bytes, kill),
@@ -220,6 +220,9 @@ pub(super) fn without_kill<'a>(run: &RunSummary<'a>, kill: &'a Kill, no_kill: No
         .map_or_else(String::new, |report| format!(" when {} asked for memory", name(&report.requested_by)));
     let (cause, end) = match no_kill {
         NoKill::Panic => (Cause::OomPanic, "and the kernel panicked instead of killing a process."),
+        NoKill::PanicNoVictim => {
+            (Cause::OomPanic, "and the kernel panicked, because no process could be killed.")
+        }
         _ => (
             Cause::OomNoVictim,
             "and no process there may be killed: each is exempt (oom_score_adj -1000) or dying already. Whoever asks for memory there \
@@ -338,7 +341,7 @@ fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: LimitPo
         (_, LimitPosition::Above) if kill.limit_cgroup.is_empty() => {
             reached_by("a cgroup above the container", bytes, kill)
         }
-        (_, LimitPosition::Above) => match CgroupPlace::of(&kill.limit_cgroup) {
+        (_, LimitPosition::Above) => match CgroupPlace::of_limit(&kill.limit_cgroup) {
             place @ (CgroupPlace::AllPods { .. } | CgroupPlace::Pod { .. }) => reached(&place, bytes, kill),
             place => reached_by(&format!("{} above it", place.noun()), bytes, kill),
         },

@@ -170,7 +170,7 @@ static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
         ("numba", r"CudaAPIError: .{0,80}CUDA_ERROR_OUT_OF_MEMORY".to_owned()),
         ("pycuda", r"cuMem\w*Alloc\w* failed: out of memory".to_owned()),
         ("xgboost", r"(?i)xgboost.{0,300}cudaErrorMemoryAllocation".to_owned()),
-        ("rapids", r"std::bad_alloc: out_of_memory: CUDA error|cudaErrorMemoryAllocation".to_owned()),
+        ("rapids", r"std::bad_alloc: out_of_memory: CUDA error|\brmm\b.{0,200}cudaErrorMemoryAllocation".to_owned()),
         ("ctranslate2", r"CUDA failed with error out of memory".to_owned()),
         (
             "faiss",
@@ -189,8 +189,7 @@ static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
         // last: an error of which only the kind is known
         (
             "other",
-            r"(?i)(?:error|exception|fail|fatal).{0,200}\b(?:cuda|hip|rocm|gpu)\w*\b.{0,80}\bout[ _]of[ _]memory|\b(?:cuda|hip|rocm|gpu)\w*\b.{0,80}(?:error|exception|fail|fatal).{0,80}\bout[ _]of[ _]memory"
-                .to_owned(),
+            r"(?i)(?:error|exception|fatal)[a-z_]*\]? ?: .{0,200}(?:cuda|hip|rocm|gpu)[0-9a-z_]*[^0-9a-z_].{0,80}out[ _]of[ _]memory|cudaErrorMemoryAllocation(?::|\)| out)".to_owned(),
         ),
     ]
     .into_iter()
@@ -453,6 +452,7 @@ mod tests {
             "2024-01-02: W external/xla/stream_executor/cuda/cuda_executor.cc:900] failed to allocate 1.51G (1617277696 bytes) from device: RESOURCE",
             "RuntimeError: cudaHostAlloc failed: out of memory (pinned host memory)",
             "Tip: use a smaller batch if CUDA runs out of memory",
+            "config: retry_on_error=True: CUDA out of memory is retried",
             "set PYTORCH_CUDA_ALLOC_CONF to avoid CUDA fragmentation; see OOM notes",
         ] {
             assert_eq!(CudaOomText::find(text), None, "{text}");

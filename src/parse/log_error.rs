@@ -17,13 +17,12 @@ pub enum LogError {
 }
 
 /// Texts of errors, in the order in which they are tried.
-const TEXTS: [(&str, LogError); 12] = [
+const TEXTS: [(&str, LogError); 11] = [
     ("insufficient shared memory (shm)", LogError::Shm),
     ("is killed by signal: Bus error", LogError::Shm),
     ("ERROR: Unexpected bus error encountered in worker", LogError::Shm),
     ("unable to write to file </torch_", LogError::Shm),
     ("No space left on device: '/dev/shm", LogError::Shm),
-    ("unable to open shared memory object", LogError::Shm),
     ("was killed due to the node running low on memory", LogError::RayMonitor),
     ("killed due to memory pressure (OOM)", LogError::RayMonitor),
     ("DefaultCPUAllocator: can't allocate memory", LogError::HostAllocation),
@@ -39,10 +38,10 @@ const MAX_NEXT_LINES: usize = 10;
 pub fn find_errors(lines: &[&str]) -> Vec<(usize, LogError)> {
     let of_line = |number: usize| {
         let line = lines[number];
-        let known = TEXTS.iter().find(|(text, _)| line.contains(text)).map(|(_, error)| *error);
-        known.or_else(|| {
-            CudaOomText::find(line).map(|found| LogError::Cuda(with_next_lines(found, &lines[number..])))
-        })
+        let cuda =
+            CudaOomText::find(line).map(|found| LogError::Cuda(with_next_lines(found, &lines[number..])));
+        let known = || TEXTS.iter().find(|(text, _)| line.contains(text)).map(|(_, error)| *error);
+        cuda.or_else(known)
     };
     (0..lines.len()).filter_map(|number| Some((number, of_line(number)?))).collect()
 }

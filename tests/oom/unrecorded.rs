@@ -336,21 +336,21 @@ fn end_with_an_error_is_explained_by_the_log_on_request() {
             "OUT OF GPU MEMORY: its cache is fragmented (most likely)",
             "tried 2.00 GiB, free 1024.00 MiB",
         ),
-        ("shm", shm, "SHARED MEMORY FULL (most likely)", "Its log says that shared memory was used up"),
+        ("shm", shm, "SHARED MEMORY FULL (most likely)", "typical of a full /dev/shm"),
         ("none", "say=epoch 3 secret", "ENDED WITH AN ERROR", "have no out-of-memory error that is known"),
     ] {
         let container = scene.run(name, &[], &[line, "exit=1"]);
-        eventually("its end", || match container.inspect("{{.State.Status}}").as_str() {
-            "exited" => Ok(()),
-            other => Err(other.to_owned()),
+        let text = eventually("its end", || match verb(&scene, &["why", &container.name, NO_LEDGER]) {
+            (Some(0), screen) if screen.contains("ENDED WITH AN ERROR") => Ok(words(&screen)),
+            (_, screen) => Err(screen),
         });
-        let (code, screen) = verb_with_engine(&scene, &["why", &container.name, NO_LEDGER]);
-        assert_eq!(code, Some(0), "{screen}");
-        let text = words(&screen);
-        assert!(text.contains("ENDED WITH AN ERROR") && text.contains("--logs"), "unasked: {screen}");
+        // beside kills of other tests whose container is not known, the cause stays open
+        let is_open = text.contains("of an unknown container");
+        assert!(is_open || text.contains("--logs"), "unasked: {text}");
         let (_, screen) = verb_with_engine(&scene, &["why", &container.name, NO_LEDGER, "--logs"]);
         let text = words(&screen);
-        assert!(text.contains(title) && text.contains(shown), "{name}: {screen}");
+        let is_open = is_open || text.contains("of an unknown container");
+        assert!(text.contains(shown) && (is_open || text.contains(title)), "{name}: {screen}");
         assert!(!text.contains("--logs") && !text.contains("secret"), "{name}: {screen}");
     }
 }

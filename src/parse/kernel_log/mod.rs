@@ -63,6 +63,8 @@ pub enum NoKill {
     NoVictim,
     /// `Kernel panic - not syncing: Out of memory: ...`: the kernel panicked, by `vm.panic_on_oom`.
     Panic,
+    /// `Kernel panic - not syncing: System is deadlocked on memory`: the host ran out, and no process could be killed.
+    PanicNoVictim,
 }
 
 /// The cgroup of the victim, as reported by the kernel.
@@ -171,10 +173,13 @@ fn strip_message(text: &[u8]) -> Option<(&[u8], bool)> {
 impl NoKill {
     fn of(text: &[u8]) -> Option<Self> {
         if let Some(reason) = text.strip_prefix(b"Kernel panic - not syncing: ") {
-            let is_oom = [&b"Out of memory"[..], b"System is deadlocked on memory"]
-                .iter()
-                .any(|begin| reason.starts_with(begin));
-            return is_oom.then_some(Self::Panic);
+            return match reason {
+                _ if reason.starts_with(b"System is deadlocked on memory") => Some(Self::PanicNoVictim),
+                _ if reason.starts_with(b"Out of memory and no killable processes") => {
+                    Some(Self::PanicNoVictim)
+                }
+                _ => reason.starts_with(b"Out of memory").then_some(Self::Panic),
+            };
         }
         if text == b"Out of memory and no killable processes..." {
             return Some(Self::NoVictim);

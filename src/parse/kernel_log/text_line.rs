@@ -5,12 +5,17 @@
 
 use std::borrow::Cow;
 
+use super::fragments::may_have_fragments;
 use super::report::is_part_of_block;
 use super::{Line, digits_before};
 use crate::parse::{find, number};
 
 /// A stamp, with the name of a host, is shorter.
 const MAX_PREFIX_BYTES: usize = 200;
+/// A date and a time of day are shorter.
+const MAX_STAMP_BYTES: usize = 48;
+/// Words from a stamp to the name of a program: the host, and with busybox the facility.
+const MAX_WORDS_TO_PROGRAM: usize = 3;
 /// Decorations and prefixes around each other.
 const MAX_LAYERS: usize = 6;
 
@@ -83,13 +88,19 @@ pub(super) struct PrefixedLine<'a> {
 impl<'a> PrefixedLine<'a> {
     /// Strips the prefixes of a line: those of a kernel log, or of a program that shows or stores one.
     pub(super) fn of(line: &'a [u8]) -> Self {
+        if program(line).is_some_and(|program| program != b"kernel") {
+            return Self { is_kernel: false, ..Self::of_text(line) };
+        }
         let plain = Self::of_log(line);
+        if !plain.is_kernel || is_kernel_text(plain.text) {
+            return plain; // also where a name imitates a prefix
+        }
         let head = &plain.text[..plain.text.len().min(MAX_PREFIX_BYTES)];
         // a priority and a stamp, behind those of the program that stored it
         if plain.stamp.is_some() && find(head, b">[").is_some() {
             return behind_mark(plain.text).filter(|inner| inner.stamp.is_some()).unwrap_or(plain);
         }
-        if plain.stamp.is_some() || !plain.is_kernel || Line::of(plain.text).is_some() {
+        if plain.stamp.is_some() {
             return plain;
         }
         rfc5424(line).or_else(|| talos(line)).or_else(|| behind_mark(line)).unwrap_or(plain)
@@ -190,6 +201,46 @@ fn without_mark(stamp: &[u8]) -> &[u8] {
     &stamp[begin.unwrap_or(0)..]
 }
 
+/// Returns whether a text is known to be of the kernel's OOM killer.
+fn is_kernel_text(text: &[u8]) -> bool {
+    Line::of(text).is_some()
+        || is_part_of_block(text)
+        || may_have_fragments(text)
+        || text.starts_with(b"Node ")
+}
+
+/// Returns the program that wrote a line of syslog or of the journal: `app` of `Nov 22 08:49:56 host app[12]: `. `None` if the line has
+/// no such form, or could be the kernel's own text behind a stamp.
+fn program(line: &[u8]) -> Option<&[u8]> {
+    let line = level(line).map_or(line, |(_, rest)| rest);
+    let (rest, is_bracketed) = match bracketed(line) {
+        Some((_, rest)) => (rest, true),
+        None => {
+            let line = without_mark(line);
+            let end = match position_of_time(&line[..line.len().min(MAX_STAMP_BYTES)]) {
+                Some(at) if !line[..at].iter().any(|byte| b":[".contains(byte)) => {
+                    at + line[at..].iter().position(|&byte| byte == b' ')?
+                }
+                _ => line.iter().position(|&byte| byte == b' ').filter(|end| is_seconds(&line[..*end]))?,
+            };
+            // of `dmesg --time-format iso`
+            if line[..end].contains(&b',') {
+                return None;
+            }
+            (line[end..].trim_ascii_start(), false)
+        }
+    };
+    let has_inner_stamp = bracketed(rest).is_some() || level(rest).is_some();
+    if has_inner_stamp || is_kernel_text(rest) || is_counters(rest) {
+        return None;
+    }
+    let mut words = rest.split(|&byte| byte == b' ').take(MAX_WORDS_TO_PROGRAM);
+    let tag = words.find(|word| word.ends_with(b":"))?.strip_suffix(b":")?;
+    let open = tag.iter().position(|&byte| byte == b'[').filter(|_| tag.ends_with(b"]"));
+    // behind a stamp of the kernel, only a number shows that a name is no part of its text
+    (!is_bracketed || open.is_some()).then(|| &tag[..open.unwrap_or(tag.len())])
+}
+
 /// Strips `stdout F `, which follows the stamp in a log file of CRI.
 fn without_stream(text: &[u8]) -> Option<&[u8]> {
     let rest = text.strip_prefix(b"stdout ").or_else(|| text.strip_prefix(b"stderr "))?;
@@ -241,9 +292,7 @@ fn behind_mark(line: &[u8]) -> Option<PrefixedLine<'_>> {
     let marks = (1..head.len()).filter(|at| match head[at - 1] {
         b':' | b'-' => true,
         b' ' => {
-            head[..at - 1].ends_with(b":")
-                || head[..at - 1].ends_with(b"|")
-                || head[at - 2..].starts_with(b"] ")
+            head[..at - 1].ends_with(b":") || head[..at - 1].ends_with(b"|") || head[..*at].ends_with(b"] ")
         }
         _ => false,
     });

@@ -33,8 +33,8 @@ pub struct TextLine {
 pub struct TextLog {
     reports: ReportAssembler,
     records: RecordAssembler,
-    /// A line that comes in fragments, and the number of them.
-    fragments: Option<(Vec<u8>, usize)>,
+    /// A line that comes in fragments, how many there are, and the number of the first line.
+    fragments: Option<(Vec<u8>, usize, u64)>,
     lines: u64,
     kernel_lines: u64,
     stamp: String,
@@ -66,12 +66,13 @@ pub struct UnreadKill {
     pub is_shortened: bool,
 }
 
-/// Evidence of the order of lines.
+/// Evidence of the order of lines: a step in time, or for two the order in which the kernel writes.
 #[derive(Debug, Default)]
 struct LineOrder {
     forward: u64,
     backward: u64,
     last_usec: u64,
+    last_day: Option<Vec<u8>>,
     last_context: Option<u32>,
     last_killed: Option<u32>,
     /// The last line was the header of a table, or a row.
@@ -79,9 +80,14 @@ struct LineOrder {
 }
 
 impl LineOrder {
-    fn add_stamp(&mut self, usec: u64) {
-        self.forward += u64::from(usec > self.last_usec && self.last_usec > 0);
-        self.backward += u64::from(usec < self.last_usec);
+    /// Adds a time. Dates have no order here: times of two days say nothing.
+    fn add_stamp(&mut self, usec: u64, day: Option<&[u8]>) {
+        if self.last_day.as_deref() == day {
+            self.forward += u64::from(usec > self.last_usec && self.last_usec > 0);
+            self.backward += u64::from(usec < self.last_usec);
+        } else {
+            self.last_day = day.map(<[u8]>::to_vec);
+        }
         self.last_usec = usec;
     }
 
@@ -89,8 +95,8 @@ impl LineOrder {
     fn add_text(&mut self, text: &[u8]) {
         let table = is_table_header(text);
         match (self.last_table, table) {
-            (Some(true), Some(false)) => self.forward += 1,
-            (Some(false), Some(true)) => self.backward += 1,
+            (Some(true), Some(false)) => self.forward += 2,
+            (Some(false), Some(true)) => self.backward += 2,
             _ => {}
         }
         self.last_table = table;
@@ -100,11 +106,11 @@ impl LineOrder {
     fn add_line(&mut self, line: &Line) {
         match line {
             Line::Context(context) => {
-                self.backward += u64::from(context.pid.is_some() && self.last_killed == context.pid);
+                self.backward += 2 * u64::from(context.pid.is_some() && self.last_killed == context.pid);
                 (self.last_context, self.last_killed) = (context.pid, None);
             }
             Line::Killed(killed) => {
-                self.forward += u64::from(self.last_context == Some(killed.pid));
+                self.forward += 2 * u64::from(self.last_context == Some(killed.pid));
                 (self.last_context, self.last_killed) = (None, Some(killed.pid));
             }
             _ => (self.last_context, self.last_killed) = (None, None),
@@ -121,6 +127,8 @@ struct LogContents {
     has_table: bool,
     has_context: bool,
     has_begin: bool,
+    /// A kill has the form of Linux 5.1 and later, which name the cgroup before it.
+    has_message: bool,
 }
 
 /// What is missing in a text because of how it was selected from the log.
@@ -186,7 +194,15 @@ impl TextLog {
 
     /// Returns true if the newest lines come first: such a text is to be read from its end.
     pub fn is_newest_first(&self) -> bool {
-        self.order.backward > self.order.forward
+        // one step back is another boot
+        self.order.backward > self.order.forward.max(1)
+    }
+
+    /// Notes that the lines were read in the reverse order of a text with so many of them.
+    pub fn set_reversed(&mut self, lines: u64) {
+        if let Some(unread) = &mut self.unread {
+            unread.line = (lines + 1).saturating_sub(unread.line);
+        }
     }
 
     /// Returns the first line that looks like a kill and could not be read.
@@ -196,11 +212,12 @@ impl TextLog {
 
     /// Returns what is missing in the text; `None` if it does not look selected.
     pub fn missing(&self) -> Option<MissingLines> {
-        let LogContents { has_other_lines, has_memory, has_table, has_context, has_begin } = self.contents;
+        let LogContents { has_other_lines, has_memory, has_table, has_context, has_begin, has_message } =
+            self.contents;
         if !has_other_lines && !has_memory {
             return Some(MissingLines::Searched);
         }
-        (has_begin && !has_table && !has_context).then_some(MissingLines::Priority)
+        (has_begin && has_message && !has_table && !has_context).then_some(MissingLines::Priority)
     }
 
     /// Reads a line without its line feed. Appends what is relevant of the lines before it to `out`.
@@ -247,13 +264,13 @@ impl TextLog {
     /// Reads what is left at the end of the text.
     pub fn finish(&mut self, out: &mut Vec<TextLine>) {
         self.flush(out);
-        if let Some((before, _)) = self.fragments.take() {
-            self.push_line(&before, self.lines, out);
+        if let Some((before, _, number)) = self.fragments.take() {
+            self.push_line(&before, number, out);
         }
     }
 
     fn set_time(&mut self, usec: u64, day: Option<&[u8]>) {
-        self.order.add_stamp(usec);
+        self.order.add_stamp(usec, day);
         self.clock.set(usec, day);
     }
 
@@ -262,7 +279,10 @@ impl TextLog {
         let has_stamps = self.kernel_lines > 0;
         let Some(pending) = self.pending.as_mut().filter(|_| has_stamps) else { return false };
         let is_own_line = Line::of(text).is_some() || is_part_of_block(text) || is_counters(text);
-        let may_continue = !text.is_empty() && pending.parts.len() < MAX_PARTS && !is_own_line;
+        let may_continue = text.iter().any(u8::is_ascii_alphanumeric)
+            && pending.parts.len() < MAX_PARTS
+            && !is_own_line
+            && may_be_rest_of(&unwrapped(&pending.parts), text);
         if may_continue {
             pending.parts.push(text.to_vec());
         }
@@ -297,20 +317,20 @@ impl TextLog {
             .then(|| replace(text, b"#012", b'\n'));
         let text = unescaped.as_deref().unwrap_or(text);
         match self.fragments.take() {
-            Some((before, count)) if count < MAX_FRAGMENTS && may_continue(&before, text) => {
+            Some((before, count, first)) if count < MAX_FRAGMENTS && may_continue(&before, text) => {
                 let joined = [before.as_slice(), text].concat();
                 if !is_complete(&joined) {
-                    self.fragments = Some((joined, count + 1));
+                    self.fragments = Some((joined, count + 1, first));
                     return;
                 }
-                return self.push_line(&joined, number, out);
+                return self.push_line(&joined, first, out);
             }
             // the rest is missing
-            Some((before, _)) => self.push_line(&before, number, out),
+            Some((before, _, first)) => self.push_line(&before, first, out),
             None => {}
         }
         if is_unfinished(text) {
-            self.fragments = Some((text.to_vec(), 1));
+            self.fragments = Some((text.to_vec(), 1, number));
             return;
         }
         self.push_line(text, number, out);
@@ -343,6 +363,7 @@ impl LogContents {
         match line {
             Some(Line::Context(_)) => self.has_context = true,
             Some(Line::Invoked) => self.has_begin = true,
+            Some(Line::Killed(killed)) => self.has_message |= killed.global.is_some(),
             Some(_) => {}
             None => {
                 let lower = text.to_ascii_lowercase();
@@ -364,6 +385,21 @@ impl UnreadKill {
         let is_kernels =
             begins_so(words.as_bytes()) || begins_so(b"Memory cgroup out") || begins_so(b"Out of memory");
         Some(Self { line, words, is_shortened: is_kernels })
+    }
+}
+
+/// Returns whether a line may be the rest of another one: one that is whole has only the figures of a kill behind it.
+fn may_be_rest_of(line: &[u8], text: &[u8]) -> bool {
+    let is_figure = |word: &[u8]| {
+        let value = find(word, b":").map(|colon| &word[colon + 1..]);
+        value.is_some_and(|value| value.first().is_some_and(|byte| byte.is_ascii_digit() || *byte == b'-'))
+    };
+    match Line::of(line) {
+        None => true,
+        Some(Line::Killed(_)) => {
+            text.split(|&byte| byte == b' ').filter(|word| !word.is_empty()).all(is_figure)
+        }
+        Some(_) => false,
     }
 }
 
@@ -550,11 +586,76 @@ mod tests {
             format!("11,1123,3124417658,-;{KILLED}"),
             format!("Nov 22 08:49:56 gpu-1 app[12]: {KILLED}"),
             format!("Nov 22 08:49:56 gpu-1 app[12]: at 08:49 kernel: {KILLED}"),
+            format!("Nov 22 08:49:56 gpu-1 app[12]: kernel: {KILLED}"),
+            format!("Nov 22 08:49:56 gpu-1 app: [ 3124.417658] {KILLED}"),
+            format!("17:Nov 22 08:49:56 gpu-1 app: [ 3124.417658] {KILLED}"),
+            format!("Nov 22 08:49:56 app: {KILLED}"),
+            format!("2026-11-22T08:49:56Z gpu-1 app: <6>[ 3124.417658] {KILLED}"),
+            format!("2026-11-22T08:49:56+0000 gpu-1 app: {KILLED}"),
+            format!("Nov 22 08:49:56 gpu-1 app: kern: warning: [2026-11-22T08:49:56Z]: {KILLED}"),
+            format!("1795337396.123456 gpu-1 app: {KILLED}"),
+            format!("[ 3124.417658] gpu-1 app[12]: {KILLED}"),
             format!("{{\"MESSAGE\":\"{KILLED}\",\"_TRANSPORT\":\"journal\",\"__REALTIME_TIMESTAMP\":\"1\"}}"),
             format!("{{\"MESSAGE\":\"{KILLED}\""),
         ] {
             assert_eq!(found(&line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn line_of_a_program_or_a_mark_is_no_part_of_a_whole_line() {
+        let context = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=a,mems_allowed=0,oom_memcg=/a,task_memcg=/a,task=x,pid=7,uid=0";
+        for between in [
+            "Nov 22 08:49:56 host app[12]: total-vm:9kB, anon-rss:99999999kB, file-rss:0kB",
+            "Nov 22 08:49:56 host dockerd[900]: level=info msg=x",
+            "--",
+            "and this is what I saw",
+        ] {
+            let (mut log, mut out) = (TextLog::default(), vec![]);
+            for line in [context, between, KILLED, between] {
+                let prefix = if line == between { "" } else { "Nov 22 08:49:55 host kernel: " };
+                log.push(format!("{prefix}{line}").as_bytes(), &mut out);
+            }
+            log.finish(&mut out);
+            let [one, two] = &out[..] else { panic!("{between}: {out:?}") };
+            assert!(
+                matches!(&one.found.line, Line::Context(context) if context.pid == Some(7)),
+                "{between}: {out:?}"
+            );
+            assert!(
+                matches!(&two.found.line, Line::Killed(killed) if killed.anon_bytes == Some(4096)),
+                "{between}: {out:?}"
+            );
+            assert!(log.unread_kill().is_none(), "{between}");
+        }
+    }
+
+    #[test]
+    fn name_that_imitates_a_prefix_hides_nothing() {
+        let (mut log, mut out) = (TextLog::default(), vec![]);
+        log.push(
+            b"[ 3124.417658] Killed process 7 (-<6>[1.5] x) total-vm:8kB, anon-rss:4kB, file-rss:0kB",
+            &mut out,
+        );
+        log.push(b"[ 3124.417658]  a>[x", &mut out);
+        log.finish(&mut out);
+        assert!(
+            matches!(&out[0].found.line, Line::Killed(killed) if killed.process == "-<6>[1.5] x"),
+            "{out:?}"
+        );
+    }
+
+    #[test]
+    fn two_days_or_boots_are_no_reverse_order() {
+        let is_newest_first = |lines: &[&str]| {
+            let (mut log, mut out) = (TextLog::default(), vec![]);
+            lines.iter().for_each(|prefix| log.push(format!("{prefix}{KILLED}").as_bytes(), &mut out));
+            log.finish(&mut out);
+            log.is_newest_first()
+        };
+        assert!(!is_newest_first(&["Nov 22 23:00:00 host kernel: ", "Nov 23 01:00:00 host kernel: "]));
+        assert!(!is_newest_first(&["[ 3124.417658] ", "[   12.000000] "]));
+        assert!(is_newest_first(&["[ 3124.417658] ", "[ 3000.000000] ", "[ 2999.000000] "]));
     }
 
     #[test]

@@ -238,7 +238,7 @@ impl ReportAssembler {
                 return block.finish(killed, self.page_bytes);
             }
             Some(Line::NoKill(NoKill::AlreadyExiting)) => self.block = None,
-            Some(Line::NoKill(NoKill::NoVictim | NoKill::Panic)) => {
+            Some(Line::NoKill(NoKill::NoVictim | NoKill::Panic | NoKill::PanicNoVictim)) => {
                 let block = self.block.take().filter(|block| block.includes(usec))?;
                 return block.finish(&Killed::default(), self.page_bytes);
             }
