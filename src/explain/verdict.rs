@@ -147,7 +147,7 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
 
 /// Says whose process was killed outside the known containers, as far as that is known.
 fn owner_sentence(kill: &Kill, run: &RunSummary<'_>, limit: &CgroupPlace) -> String {
-    let is_in_limit = kill.scope == OomScope::Container && *limit == CgroupPlace::of_limit(&kill.cgroup);
+    let is_in_limit = kill.scope == OomScope::Container && *limit == CgroupPlace::of(&kill.cgroup);
     match kill.owner {
         KillOwner::Host if kill.cgroup.is_empty() || &*kill.cgroup == "/" || is_in_limit => {
             "It belongs to no container of Docker, Podman or Kubernetes.".to_owned()
