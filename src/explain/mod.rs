@@ -509,22 +509,32 @@ pub fn verdict_without_events(
         false => format!("{name} is not running, and neither an OOM kill nor an exit is known{since}."),
     };
     let is_stalled = usage.is_some_and(CurrentUsage::is_stalled);
+    let is_under_oom = usage.is_some_and(|usage| usage.is_under_oom);
     let usage = usage.map(|usage| {
         let limit = match usage.limit_bytes {
             Some(limit) => format!("of its limit of {}", text::bytes(limit)),
             None => "and has no limit of its own".to_owned(),
         };
-        let waiting = usage.stalled_percent.map_or_else(String::new, |percent| {
-            format!(" In the last 10 s all its processes waited for memory in {percent:.0} % of the time.")
-        });
+        let waiting = match usage.stalled_percent {
+            _ if usage.is_under_oom => {
+                " Its OOM killer is switched off (memory.oom_control, docker run --oom-kill-disable), and its processes wait until memory \
+                 is freed."
+                    .to_owned()
+            }
+            Some(percent) => {
+                format!(" In the last 10 s all its processes waited for memory in {percent:.0} % of the time.")
+            }
+            None => String::new(),
+        };
         format!("It uses {} {limit}, page cache included.{waiting}", text::bytes(usage.usage_bytes))
     });
-    let stalled_advice = || {
-        vec![
-            "It is not killed, because the kernel still frees a little again and again: raise the limit, or let it use less. With cgroup v1 \
-             and memory.oom_control, or a process with oom_score_adj -1000, it waits for ever."
-                .to_owned(),
-        ]
+    let stalled_advice = || match is_under_oom {
+        true => {
+            "Raise the limit (docker update --memory), free memory in it, or start it without --oom-kill-disable: then a process of it is killed."
+        }
+        false => {
+            "It is not killed, because the kernel still frees a little again and again: raise the limit, or let it use less."
+        }
     };
     Verdict {
         subject: Some(subject),
@@ -539,7 +549,7 @@ pub fn verdict_without_events(
         pid: None,
         report: None,
         held: None,
-        advice: if is_stalled { stalled_advice() } else { vec![] },
+        advice: if is_stalled { vec![stalled_advice().to_owned()] } else { vec![] },
     }
 }
 

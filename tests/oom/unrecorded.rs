@@ -7,6 +7,7 @@ use memledger::events::FIRST_UNRECORDED_ID;
 use serde_json::Value;
 
 use crate::events::{exit, store_with};
+use crate::support::cgroups::is_v2;
 use crate::support::docker::Container;
 use crate::support::oom::Scene;
 use crate::support::{binary, eventually, run};
@@ -384,4 +385,23 @@ fn kills_of_others_are_not_listed_below_an_end_that_is_known() {
     later.docker(&["rm"]);
     let (_, screen) = verb_with_engine(&scene, &["why", &container.name, NO_LEDGER]);
     assert!(screen.contains("exit code 3") && !screen.contains("whose container is not known"), "{screen}");
+}
+
+/// cgroup v1 alone can switch the OOM killer off.
+#[test]
+fn container_that_hangs_at_its_limit_says_so() {
+    let Some(scene) = Scene::new("hang") else { return };
+    if is_v2() {
+        return; // runtimes ignore the flag there
+    }
+    let container = scene.run("it", &["--oom-kill-disable"], &["eat=100000000"]);
+    let screen = eventually("its hang", || match verb(&scene, &["why", &container.name, NO_LEDGER]) {
+        (Some(0), screen) if screen.contains("AT ITS MEMORY LIMIT") => Ok(screen),
+        (_, screen) => Err(screen),
+    });
+    let text = words(&screen);
+    assert!(
+        text.contains("Its OOM killer is switched off") && text.contains("docker update --memory"),
+        "{screen}"
+    );
 }

@@ -84,16 +84,18 @@ pub struct CurrentUsage {
     pub usage_bytes: u64,
     /// Limit of its cgroup; `None` if it has none.
     pub limit_bytes: Option<u64>,
-    /// Share of the last 10 s in which all its tasks waited for memory, in percent (cgroup v2). On v1 100 while the OOM killer waits for
-    /// it (`under_oom`).
+    /// Share of the last 10 s in which all its tasks waited for memory, in percent (cgroup v2).
     pub stalled_percent: Option<f32>,
+    /// Its OOM killer is switched off, and its tasks wait (`under_oom`, cgroup v1).
+    pub is_under_oom: bool,
 }
 
 impl CurrentUsage {
     /// Returns whether it is at its limit, and its processes wait.
     pub fn is_stalled(&self) -> bool {
         let is_full = self.limit_bytes.is_some_and(|limit| self.usage_bytes >= limit - limit / FULL_DIVISOR);
-        is_full && self.stalled_percent.is_some_and(|percent| percent >= MIN_STALLED_PERCENT)
+        self.is_under_oom
+            || is_full && self.stalled_percent.is_some_and(|percent| percent >= MIN_STALLED_PERCENT)
     }
 }
 
@@ -315,15 +317,11 @@ pub fn current_usage(config: &Config, now: Timestamp, id: &ContainerId) -> Optio
     Some(CurrentUsage {
         usage_bytes: crate::parse::number(read(usage)?.trim_ascii())?,
         limit_bytes: crate::parse::cgroup::limit(&read(limit)?).flatten(),
-        stalled_percent: match hierarchy.version {
-            Version::V1 => read("memory.oom_control").map(|text| {
-                let is_waiting = keyed(&text).any(|(key, value)| key == b"under_oom" && value == 1);
-                if is_waiting { 100.0 } else { 0.0 }
-            }),
-            Version::V2 => read("memory.pressure")
-                .and_then(|text| MemoryPressure::from_buf_read(&*text).ok())
-                .map(|pressure| pressure.full.avg10),
-        },
+        stalled_percent: read("memory.pressure")
+            .and_then(|text| MemoryPressure::from_buf_read(&*text).ok())
+            .map(|pressure| pressure.full.avg10),
+        is_under_oom: read("memory.oom_control")
+            .is_some_and(|text| keyed(&text).any(|pair| pair == (&b"under_oom"[..], 1))),
     })
 }
 
