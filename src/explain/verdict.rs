@@ -14,6 +14,8 @@ const SHM_FULL_ABOVE: f64 = 0.9;
 const SIGBUS: i64 = 7;
 /// What is said of an end with an error where no other cause is known.
 pub(super) const OWN_ERROR: &str = ": its own error.";
+/// An exit by SIGKILL so many seconds after a kill on a host that ran out of memory is most likely by that kill.
+const MAX_HOST_EXIT_DELAY: f64 = 30.0;
 /// A kill is logged at most so many seconds after it, where the console is not slow.
 const RECORD_DELAY: f64 = 0.5;
 /// Kills of one `memory.oom.group` are that close in time.
@@ -192,7 +194,13 @@ fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a Kill> {
     let ended = run.kills.iter().rev().find(|kill| ended_it(kill, run.exit));
     // an exit by SIGKILL has its own cause: a kill that no container is known for may be that
     let may_be = |kill: &&&Kill| exit.exit_code != Some(SIGKILL_STATUS) && exit.may_be.contains(&kill.id);
-    ended.or_else(|| run.kills.iter().rev().find(may_be)).copied()
+    // a host without memory needs seconds for an exit and for its report
+    let is_late = |kill: &&&Kill| {
+        let is_killed = exit.reason == Some(ExitReason::Killed) && kill.scope == OomScope::Host;
+        is_killed && (0.0..=MAX_HOST_EXIT_DELAY).contains(&(exit.at - kill.at))
+    };
+    let mut newest = run.kills.iter().rev();
+    ended.or_else(|| newest.clone().find(may_be)).or_else(|| newest.find(is_late)).copied()
 }
 
 /// Returns the kill of the process that the kernel chose, if this one was killed with it.
@@ -267,6 +275,9 @@ fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, S
     let confidence = match cause {
         Cause::OomUnnamed => Confidence::Likely,
         _ if is_one_of_a_set(kill) => Confidence::Likely,
+        _ if !main && run.exit.is_some_and(|exit| exit.reason == Some(ExitReason::Killed)) => {
+            Confidence::Likely
+        }
         // the record is written a little later than the kill, which may be of the run before
         _ if !main && is_just_after_start(kill, run) => Confidence::Likely,
         // a kill whose record was lost may have ended it in its place
