@@ -335,7 +335,7 @@ pub struct CudaOom {
     /// Its UUID.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub gpu_uuid: Arc<str>,
-    /// The framework whose text it is, such as `torch`, `vllm`, `jax`; empty if it is not known.
+    /// The framework that printed the text, such as `torch`, `vllm`, `jax`; empty if it is not known.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub framework: Arc<str>,
     /// `reporter`: the process itself; `log`: the container's log, which has only the numbers that the framework prints.

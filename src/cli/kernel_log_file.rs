@@ -104,7 +104,7 @@ fn print(query: &LogQuery<'_>, kills: &[LoggedKill], missing: Option<&str>) -> a
     Ok(super::print(&screens.join("\n"))?)
 }
 
-/// Reads a log; one whose newest lines come first, from its end.
+/// Reads a log, from its end if the newest lines come first.
 fn read(mut input: impl BufRead) -> std::io::Result<(TextLog, LoggedKills)> {
     let utf16 = match input.fill_buf()? {
         [0xff, 0xfe, ..] => Some(u16::from_le_bytes as fn([u8; 2]) -> u16),
@@ -113,7 +113,13 @@ fn read(mut input: impl BufRead) -> std::io::Result<(TextLog, LoggedKills)> {
     };
     let Some(from_bytes) = utf16 else { return read_lines(input) };
     let mut bytes = Vec::new();
-    input.take(MAX_UTF16_BYTES).read_to_end(&mut bytes)?;
+    input.by_ref().take(MAX_UTF16_BYTES).read_to_end(&mut bytes)?;
+    if !input.fill_buf()?.is_empty() {
+        let read = MAX_UTF16_BYTES >> 20;
+        eprintln!(
+            "the log is UTF-16: only its first {read} MiB were read; convert it to UTF-8 to have all of it read (iconv -f UTF-16)"
+        );
+    }
     let units = bytes.as_chunks().0.iter().map(|pair| from_bytes(*pair));
     let text: String =
         char::decode_utf16(units).map(|unit| unit.unwrap_or(char::REPLACEMENT_CHARACTER)).collect();
@@ -145,7 +151,7 @@ fn read_lines(mut input: impl BufRead) -> std::io::Result<(TextLog, LoggedKills)
         if first_bytes > MAX_REVERSED_BYTES {
             let all = reader.log.lines();
             eprintln!(
-                "its newest lines come first: only the newest {} of {all} were read",
+                "the newest lines of the log come first: only the newest {} of {all} were read",
                 first_lines.len()
             );
         }

@@ -22,7 +22,7 @@ const FREE_SHARE: f64 = 0.1;
 const MIN_EXPLAINED: f64 = 0.8;
 /// Page cache above this share of the usage may look like the cause.
 const MIN_CACHE_SHARE: f64 = 0.1;
-/// Pieces of advice.
+/// Maximum number of pieces of advice.
 const MAX_ADVICE: usize = 4;
 /// Growth below this share of the usage is ignored.
 const MIN_GROWTH: f64 = 0.05;

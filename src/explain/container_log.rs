@@ -1,7 +1,7 @@
 //! What an error in a container's log adds to a verdict. A log proves what its program wants: nothing here is certain.
 
 use super::text::{bytes, time};
-use super::verdict::OWN_ERROR;
+use super::verdict::{OWN_ERROR, SIGKILL_STATUS};
 use super::{Cause, Confidence, Verdict, is_cuda_oom};
 use crate::container_logs::tail::LoggedError;
 use crate::events::{CudaOom, Evidence, ExitReason, LedgerEvent};
@@ -23,7 +23,10 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, contai
         _ => None,
     });
     let Some(exit) = newest else { return };
-    let is_open = matches!(exit.reason, Some(ExitReason::Error | ExitReason::Unknown | ExitReason::Signal));
+    // an error of GPU memory sends no SIGKILL, and a kill that may have ended the run is the nearer cause
+    let is_open = matches!(exit.reason, Some(ExitReason::Error | ExitReason::Unknown | ExitReason::Signal))
+        && exit.exit_code != Some(SIGKILL_STATUS)
+        && exit.may_be.is_empty();
     // of this run, and not of one before
     let is_of_run = exit.subject.started.is_none_or(|started| found.at >= started - TOLERANCE)
         && (-TOLERANCE..=MAX_AGE).contains(&(exit.at - found.at));
@@ -115,5 +118,30 @@ pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
         verdict.advice = vec![advice.to_owned()];
     } else {
         verdict.also.push(text.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::Exit;
+    use crate::parse::cuda_oom::CudaOomText;
+
+    #[test]
+    fn an_error_of_gpu_memory_explains_only_an_end_that_nothing_else_may_explain() {
+        let reason_of = |exit_code, may_be: &[u64]| {
+            let reason = Some(ExitReason::Unknown);
+            let exit = Exit { at: 1_000.0, reason, exit_code, may_be: may_be.to_vec(), ..Exit::default() };
+            let mut events = vec![LedgerEvent::Exit(exit)];
+            let error = LogError::Cuda(CudaOomText { framework: "torch", ..CudaOomText::default() });
+            add_cuda_error(&mut events, &LoggedError { at: 990.0, error, line: String::new() }, "");
+            let Some(LedgerEvent::Exit(exit)) = events.pop() else { panic!("no exit") };
+            (exit.reason, events.len())
+        };
+        for exit_code in [None, Some(1), Some(134)] {
+            assert_eq!(reason_of(exit_code, &[]), (Some(ExitReason::CudaOom), 1), "{exit_code:?}");
+        }
+        assert_eq!(reason_of(Some(137), &[]), (Some(ExitReason::Unknown), 0));
+        assert_eq!(reason_of(Some(1), &[7]), (Some(ExitReason::Unknown), 0));
     }
 }

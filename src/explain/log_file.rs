@@ -12,7 +12,7 @@ use crate::ledger::sources::kernel_log::LogEntry;
 use crate::parse::container_id;
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 use crate::parse::kernel_log::text_log::TextLine;
-use crate::parse::kernel_log::{Killed, Line, NoKill};
+use crate::parse::kernel_log::{Killed, Line, NoKill, OomReport};
 
 /// Maximum number of kills that are kept, the newest.
 const MAX_KILLS: usize = 1_000;
@@ -55,28 +55,7 @@ impl LoggedKills {
         let TextLine { found, stamp } = line;
         let LogEntry { position, line, text, report } = LogEntry::from(found);
         if let Line::NoKill(no_kill @ (NoKill::NoVictim | NoKill::Panic | NoKill::PanicNoVictim)) = line {
-            // the kernel writes both where it panics because no process may be killed
-            let before = self.kills.back_mut().filter(|before| before.no_kill == Some(NoKill::NoVictim));
-            if let Some(before) = before.filter(|_| no_kill == NoKill::PanicNoVictim) {
-                before.no_kill = Some(no_kill);
-                before.kill.scope = OomScope::Host;
-                return;
-            }
-            let report = report.map(|report| Arc::new(complete(&report, |_| {})));
-            let context = self.block.context().cloned();
-            let mut kill =
-                Kill::of_record(position.usec, &text, &Killed::default(), context.as_ref(), report);
-            kill.pid = None;
-            if no_kill == NoKill::PanicNoVictim {
-                kill.scope = OomScope::Host; // at a cgroup's limit the kernel does not panic for this
-            }
-            let paths = context.map(|context| context.task_cgroups).unwrap_or_default();
-            kill.owner = match &paths[..] {
-                [] if kill.limit_cgroup.is_empty() => KillOwner::Unattributed,
-                [] => owner(&[&kill.limit_cgroup]),
-                paths => owner(&paths.iter().map(String::as_str).collect::<Vec<_>>()),
-            };
-            self.add(LoggedKill { kill, killed_with: vec![], no_kill: Some(no_kill), log_time: stamp });
+            self.add_no_kill(no_kill, position.usec, &text, report.as_ref(), stamp);
             self.block.push(position.usec, &line, None);
             return;
         }
@@ -115,6 +94,38 @@ impl LoggedKills {
             }
             Some(KillRecord::Second { .. }) | None => {}
         }
+    }
+
+    /// Adds an OOM that ended without a kill.
+    fn add_no_kill(
+        &mut self,
+        no_kill: NoKill,
+        usec: u64,
+        text: &str,
+        report: Option<&Arc<OomReport>>,
+        log_time: String,
+    ) {
+        // the kernel writes both where it panics because no process may be killed
+        let before = self.kills.back_mut().filter(|before| before.no_kill == Some(NoKill::NoVictim));
+        if let Some(before) = before.filter(|_| no_kill == NoKill::PanicNoVictim) {
+            before.no_kill = Some(no_kill);
+            before.kill.scope = OomScope::Host;
+            return;
+        }
+        let report = report.map(|report| Arc::new(complete(report, |_| {})));
+        let context = self.block.context().cloned();
+        let mut kill = Kill::of_record(usec, text, &Killed::default(), context.as_ref(), report);
+        kill.pid = None;
+        if no_kill == NoKill::PanicNoVictim {
+            kill.scope = OomScope::Host; // at a cgroup's limit the kernel does not panic for this
+        }
+        let paths = context.map(|context| context.task_cgroups).unwrap_or_default();
+        kill.owner = match &paths[..] {
+            [] if kill.limit_cgroup.is_empty() => KillOwner::Unattributed,
+            [] => owner(&[&kill.limit_cgroup]),
+            paths => owner(&paths.iter().map(String::as_str).collect::<Vec<_>>()),
+        };
+        self.add(LoggedKill { kill, killed_with: vec![], no_kill: Some(no_kill), log_time });
     }
 
     fn add(&mut self, mut logged: LoggedKill) {

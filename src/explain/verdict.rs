@@ -27,7 +27,7 @@ const SIGTERM: i32 = 15;
 /// A time in a log from elsewhere that is at least this many seconds is a Unix time, and none since the host's start.
 const MIN_UNIX_SECONDS: f64 = 1e9;
 /// Exit code after SIGKILL.
-const SIGKILL_STATUS: i64 = 137;
+pub(super) const SIGKILL_STATUS: i64 = 137;
 
 /// Returns true if at least half of the unreclaimable memory was shared memory.
 fn mostly_shared<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> bool {
