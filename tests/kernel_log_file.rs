@@ -67,6 +67,7 @@ fn explains_the_newest_kill_of_every_variant() {
         assert_eq!(code, Some(0), "{name}");
         golden(&format!("tests/golden/kernel-logs/{name}.txt"), &screen);
         assert!(screen.lines().all(|line| line.chars().count() <= 100), "{name} is too wide:\n{screen}");
+        assert!(screen.lines().count() <= 30, "{name} is too long:\n{screen}");
     }
 }
 

@@ -16,7 +16,7 @@ use memledger::events::{
     ReportProcess, RoleRange, Victim,
 };
 use memledger::explain::{Cause, Verdict, explain, explain_last, torch_size, verdict_without_events};
-use memledger::export::verdict_text::render;
+use memledger::export::verdict_text::{render, render_all};
 use memledger::ledger::store::{FILE, Store};
 
 use crate::support::{golden, run_on_ledger as run};
@@ -84,7 +84,7 @@ fn check(case: &Case) -> Verdict {
     assert!(unknown_figures.is_empty(), "{name}: {unknown_figures:?} is in no event:\n{text}");
     let screen = render(&verdict);
     assert!(screen.lines().all(|line| line.chars().count() <= 100), "{name} is too wide:\n{screen}");
-    assert!(screen.lines().count() <= 34, "{name} has {} lines:\n{screen}", screen.lines().count());
+    assert!(screen.lines().count() <= 30, "{name} has {} lines:\n{screen}", screen.lines().count());
     verdict
 }
 
@@ -116,6 +116,13 @@ fn screen(name: &str, verdict: &Verdict, most_lines: usize) {
     golden(&format!("tests/golden/why/{name}.txt"), &text);
     let lines = text.lines().count();
     assert!(lines <= most_lines, "{name} has {lines} lines");
+    let all = render_all(verdict);
+    let processes = verdict.report.iter().flat_map(|report| &report.processes);
+    assert!(processes.clone().all(|row| all.contains(&format!("(pid {}", row.pid))), "{all}");
+    assert!(
+        verdict.evidence.iter().all(|piece| all.contains(&*piece.source)) && !all.contains("--all"),
+        "{all}"
+    );
 }
 
 #[test]

@@ -10,7 +10,7 @@ use anyhow::Context;
 use crate::clock::Timestamp;
 use crate::explain::explain_logged;
 use crate::explain::{LoggedKill, LoggedKills};
-use crate::export::verdict_text::render;
+use crate::export::verdict_text::{render, render_all, render_head};
 use crate::parse::kernel_log::text_log::{MissingLines, TextLine, TextLog, UnreadKill};
 
 /// Longer lines are cut: a record of the kernel has at most one kilobyte, and four if each byte is escaped.
@@ -21,6 +21,9 @@ const LINE_OVERHEAD: usize = 32;
 /// Programs of Windows write UTF-16. So much of it is read.
 const MAX_UTF16_BYTES: u64 = 64 << 20;
 
+/// Earlier kills of which the first lines are printed.
+const MAX_EARLIER: usize = 10;
+
 /// What is printed of a log.
 #[derive(Debug)]
 pub struct LogQuery<'a> {
@@ -30,6 +33,8 @@ pub struct LogQuery<'a> {
     pub container: Option<&'a str>,
     /// Only the newest.
     pub last: bool,
+    /// Everything of each.
+    pub all: bool,
     /// As JSON.
     pub json: bool,
 }
@@ -100,7 +105,24 @@ fn print(query: &LogQuery<'_>, kills: &[LoggedKill], missing: Option<&str>) -> a
         let verdicts: Vec<_> = verdicts.collect();
         return Ok(super::print(&(serde_json::to_string_pretty(&verdicts)? + "\n"))?);
     }
-    let screens: Vec<String> = verdicts.map(|verdict| render(&verdict)).collect();
+    let earlier = kills.len().saturating_sub(1);
+    let hidden = if query.all { 0 } else { earlier.saturating_sub(MAX_EARLIER) };
+    let mut screens: Vec<String> = verdicts
+        .enumerate()
+        .skip(hidden)
+        .map(|(at, verdict)| match query.all {
+            true => render_all(&verdict),
+            false if at < earlier => render_head(&verdict),
+            false => render(&verdict),
+        })
+        .collect();
+    if !query.all && earlier > 0 {
+        let kills = kills.len();
+        let newest = if hidden > 0 { format!("The newest {} of ", kills - hidden) } else { String::new() };
+        let first =
+            format!("{newest}{kills} OOM kills, the last with its details: --all has those of each.\n");
+        screens.insert(0, first);
+    }
     Ok(super::print(&screens.join("\n"))?)
 }
 

@@ -21,7 +21,7 @@ use crate::explain::{
     Cause, Verdict, add_container, add_cuda_error, add_logged_error, kill_line, never_started, not_found,
     query_verdict, verdict_without_events,
 };
-use crate::export::verdict_text::{render, wrapped};
+use crate::export::verdict_text::{render, render_all, wrapped};
 use crate::ledger::store::Query;
 
 /// Exit status if neither an end nor a kill is found.
@@ -65,6 +65,13 @@ pub fn command() -> Command {
                 .help("Explain the OOM kills in a saved kernel log (dmesg, journalctl -k, /dev/kmsg; - for standard input) instead. Reads nothing else, on any machine."),
         )
         .arg(
+            Arg::new("all")
+                .long("all")
+                .action(ArgAction::SetTrue)
+                .conflicts_with("json")
+                .help("Print all that is known of each, not 30 lines: all processes, samples and evidence."),
+        )
+        .arg(
             Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the whole verdict as JSON."),
         )
 }
@@ -86,8 +93,8 @@ fn explain(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(super::USAGE));
     }
     if let Some(file) = matches.get_one::<String>("kernel-log") {
-        let (last, json) = (matches.get_flag("last"), matches.get_flag("json"));
-        return kernel_log_file::run(&LogQuery { file, container, last, json });
+        let [last, all, json] = ["last", "all", "json"].map(|flag| matches.get_flag(flag));
+        return kernel_log_file::run(&LogQuery { file, container, last, all, json });
     }
     if let (Some(container), true) = (container, matches.get_flag("last")) {
         eprintln!(
@@ -107,6 +114,7 @@ fn explain(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         is_partial: host.coverage.is_incomplete()
             && !super::control::is_available(&config, event_source::TIMEOUT),
         is_json: matches.get_flag("json"),
+        is_whole: matches.get_flag("all"),
         command: coverage::command_with_all_rights(&config, &["why", container.unwrap_or("--last")]),
         is_bare: container.is_none() && !matches.get_flag("last"),
     };
@@ -226,6 +234,8 @@ struct Answer<'a> {
     /// Neither the host nor a running memledger shows everything.
     is_partial: bool,
     is_json: bool,
+    /// Everything is printed, however long.
+    is_whole: bool,
     command: String,
     /// Nothing was asked for: the newest of all is meant.
     is_bare: bool,
@@ -247,8 +257,8 @@ impl Answer<'_> {
         if self.is_bare {
             text.push_str("The newest OOM kill or abnormal end of a container on this host (--last):\n\n");
         }
-        text.push_str(&render(verdict));
-        add_kills_of_unknown_containers(&mut text, &unknown);
+        text.push_str(&if self.is_whole { render_all(verdict) } else { render(verdict) });
+        self.add_kills_of_unknown_containers(&mut text, &unknown);
         // the ledger is complete since its start; an answer from the host is only as good as its sources
         let is_from_host = self.host.events.iter().any(|event| Some(event.at()) == verdict.at);
         let is_open = verdict.at.is_none() && verdict.cause != Cause::NeverStarted;
@@ -301,31 +311,32 @@ impl Answer<'_> {
         }
         let mut text = String::new();
         wrapped(&mut text, "", known);
-        add_kills_of_unknown_containers(&mut text, &unknown);
+        self.add_kills_of_unknown_containers(&mut text, &unknown);
         text.push_str(&self.coverage());
         super::print(&text)?;
         Ok(())
     }
-}
 
-/// Adds the kills of which the container may have been one.
-fn add_kills_of_unknown_containers(text: &mut String, kills: &[&Kill]) {
-    if kills.is_empty() {
-        return;
-    }
-    text.push_str("\nOOM kills whose container is not known\n");
-    wrapped(
-        text,
-        "",
-        "One of them may have been in it: the kernel's record does not name the container, or that was removed (--rm), or created anew \
+    /// Adds the kills of which the container may have been one.
+    fn add_kills_of_unknown_containers(&self, text: &mut String, kills: &[&Kill]) {
+        if kills.is_empty() {
+            return;
+        }
+        text.push_str("\nOOM kills whose container is not known\n");
+        wrapped(
+            text,
+            "",
+            "One of them may have been in it: the kernel's record does not name the container, or that was removed (--rm), or created anew \
          under its name.",
-    );
-    let skipped = kills.len().saturating_sub(MAX_UNKNOWN);
-    for kill in &kills[skipped..] {
-        wrapped(text, "  - ", &kill_line(kill));
-    }
-    if skipped > 0 {
-        wrapped(text, "  ", &format!("and {skipped} older: --json"));
+        );
+        let max = if self.is_whole { usize::MAX } else { MAX_UNKNOWN };
+        let skipped = kills.len().saturating_sub(max);
+        for kill in &kills[skipped..] {
+            wrapped(text, "  - ", &kill_line(kill));
+        }
+        if skipped > 0 {
+            wrapped(text, "  ", &format!("and {skipped} older: --all"));
+        }
     }
 }
 

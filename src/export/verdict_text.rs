@@ -1,7 +1,7 @@
 //! Renders a verdict as one screen of plain text: verdict, evidence, memory use before, what to try.
 //!
-//! The usual case fits in 24 lines of 100 columns. Longer texts are cut and marked; `--json` has everything. All texts from
-//! outside are sanitized, so that a name cannot control the terminal.
+//! The usual case fits in 24 lines of 100 columns, and each in 30; `--all` and `--json` have the rest. All texts from outside are
+//! sanitized, so that a name cannot control the terminal.
 
 use std::fmt::Write;
 
@@ -12,47 +12,92 @@ use crate::text::first_chars;
 
 /// Maximum columns of a line.
 const WIDTH: usize = 100;
-/// Maximum lines of evidence; maximum characters of a piece, which is one line, and of one whose numbers are at its end: a kernel log
-/// record of a kill, and what is known of a CUDA out-of-memory error.
-const MAX_EVIDENCE: usize = 4;
+/// Maximum characters of a piece of evidence, which is one line, and of one whose numbers are at its end: a kernel log record of a kill,
+/// and what is known of a CUDA out-of-memory error.
 const MAX_EVIDENCE_CHARS: usize = 88;
 const MAX_RECORD_CHARS: usize = 178;
 const RECORD: &str = "Killed process ";
 const GPU_SOURCES: [&str; 3] = ["reporter", "log", "driver"];
-/// Maximum number of samples: the first, the last, and some between them.
-const MAX_SAMPLES: usize = 3;
-/// Maximum processes of the kernel's report.
-const MAX_PROCESSES: usize = 4;
-/// Maximum pieces of advice.
-const MAX_ADVICE: usize = 4;
+/// Lines of a screen.
+const MAX_LINES: usize = 30;
+/// How much of each part is shown, from the most: the first that fits is taken, and without any the last.
+const SCREENS: [Shown; 4] = [
+    Shown { others: usize::MAX, processes: 4, evidence: 4, samples: 3, advice: 4, is_reduced: false },
+    Shown { others: 8, processes: 4, evidence: 0, samples: 3, advice: 4, is_reduced: true },
+    Shown { others: 3, processes: 2, evidence: 0, samples: 2, advice: 4, is_reduced: true },
+    Shown { others: 2, processes: 0, evidence: 0, samples: 0, advice: 3, is_reduced: true },
+];
+const ALL: Shown = Shown {
+    others: usize::MAX,
+    processes: usize::MAX,
+    evidence: usize::MAX,
+    samples: usize::MAX,
+    advice: usize::MAX,
+    is_reduced: false,
+};
+
+/// Maximum lines or pieces of each part of a verdict.
+struct Shown {
+    /// Other events.
+    others: usize,
+    /// Processes of the kernel's report.
+    processes: usize,
+    /// Lines of evidence.
+    evidence: usize,
+    /// Samples before: the first, the last, and some between them.
+    samples: usize,
+    advice: usize,
+    /// Less than usual: the end says so.
+    is_reduced: bool,
+}
 
 /// Renders the screen.
 pub fn render(verdict: &Verdict) -> String {
+    let [usual @ .., shortest] = &SCREENS;
+    let mut screens = usual.iter().map(|shown| render_parts(verdict, shown));
+    screens.find(|text| text.lines().count() <= MAX_LINES).unwrap_or_else(|| render_parts(verdict, shortest))
+}
+
+/// Renders everything, without a bound on lines.
+pub fn render_all(verdict: &Verdict) -> String {
+    render_parts(verdict, &ALL)
+}
+
+/// Renders who, what, and why: the first lines of a screen.
+pub fn render_head(verdict: &Verdict) -> String {
     let mut text = String::new();
     heading(&mut text, verdict);
     wrap(&mut text, "", &verdict.what);
-    for line in &verdict.also {
+    text
+}
+
+fn render_parts(verdict: &Verdict, shown: &Shown) -> String {
+    let mut text = render_head(verdict);
+    for line in verdict.also.iter().take(shown.others) {
         wrap(&mut text, "", line);
     }
     if let Some(report) = &verdict.report {
-        at_the_kill(&mut text, verdict, report);
+        at_the_kill(&mut text, verdict, report, shown);
     }
-    if !verdict.evidence.is_empty() {
+    if !verdict.evidence.is_empty() && shown.evidence > 0 {
         text.push_str("\nEvidence\n");
-        evidence(&mut text, &verdict.evidence);
+        evidence(&mut text, &verdict.evidence, shown.evidence);
     }
     if is_cuda_oom(verdict.cause) {
         // host memory says nothing about it
     } else if let (Some(before), Some(at)) = (&verdict.held, verdict.at) {
-        usage_before(&mut text, before, at);
+        usage_before(&mut text, before, at, shown.samples);
     } else if verdict.at.is_some() && verdict.pid.is_some() {
         text.push_str("\nWhat it held before was not recorded.\n");
     }
     if !verdict.advice.is_empty() {
         text.push_str("\nWhat to try\n");
-        for line in verdict.advice.iter().take(MAX_ADVICE) {
+        for line in verdict.advice.iter().take(shown.advice) {
             wrap(&mut text, "  - ", line);
         }
+    }
+    if shown.is_reduced {
+        text.push_str("\nNot all is shown: --all\n");
     }
     text
 }
@@ -92,10 +137,10 @@ fn heading(text: &mut String, verdict: &Verdict) {
     wrap(text, "", &format!("{}{sure}{ago}", verdict.cause.title()));
 }
 
-fn evidence(text: &mut String, lines: &[Evidence]) {
-    let pieces: Vec<String> = lines.iter().map(piece).collect();
+fn evidence(text: &mut String, lines: &[Evidence], max: usize) {
+    let pieces: Vec<String> = lines.iter().map(|line| piece(line, max == usize::MAX)).collect();
     let all: usize = pieces.iter().map(|piece| piece.lines().count()).sum();
-    let mut left = if all > MAX_EVIDENCE { MAX_EVIDENCE - 1 } else { all };
+    let mut left = if all > max { max - 1 } else { all };
     let fits = |piece: &&String| {
         let rest = left.checked_sub(piece.lines().count());
         left = rest.unwrap_or(0);
@@ -103,22 +148,26 @@ fn evidence(text: &mut String, lines: &[Evidence]) {
     };
     let shown = pieces.iter().take_while(fits).map(|piece| text.push_str(piece)).count();
     if pieces.len() > shown {
-        let _ = writeln!(text, "  and {} more: --json", pieces.len() - shown);
+        let _ = writeln!(text, "  and {} more: --all", pieces.len() - shown);
     }
 }
 
 /// Renders one piece of evidence after its source.
-fn piece(line: &Evidence) -> String {
+fn piece(line: &Evidence, is_whole: bool) -> String {
     let source = cut(&printable(&line.source), 8);
     let is_record = line.text.contains(RECORD) || GPU_SOURCES.contains(&&*line.source);
-    let max = if is_record { MAX_RECORD_CHARS } else { MAX_EVIDENCE_CHARS };
+    let max = match (is_whole, is_record) {
+        (true, _) => usize::MAX,
+        (false, true) => MAX_RECORD_CHARS,
+        (false, false) => MAX_EVIDENCE_CHARS,
+    };
     let mut text = String::new();
     wrap(&mut text, &format!("  {source:<9}"), &cut(&printable(&short_ids(&line.text)), max));
     text
 }
 
 /// Writes what the kernel logged at the kill: memory by kind, then the largest processes.
-fn at_the_kill(text: &mut String, verdict: &Verdict, report: &OomReport) {
+fn at_the_kill(text: &mut String, verdict: &Verdict, report: &OomReport, shown: &Shown) {
     let size = |bytes: u64| human_bytes(bytes as f64);
     let amount = |name: &str, bytes: Option<u64>| bytes.map(|bytes| format!("{name} {}", size(bytes)));
     let mut head = vec![match (report.usage_bytes, report.limit_bytes) {
@@ -164,18 +213,20 @@ fn at_the_kill(text: &mut String, verdict: &Verdict, report: &OomReport) {
     if !holders.is_empty() {
         wrap(text, "  ", &format!("largest holders at the last sample: {}", holders.join(", ")));
     }
-    processes(text, verdict, report);
+    if shown.processes > 0 {
+        processes(text, verdict, report, shown.processes);
+    }
 }
 
 /// Writes the largest processes of the kernel's table, and the range of each role. Sizes of processes are not added up:
 /// forked processes share pages.
-fn processes(text: &mut String, verdict: &Verdict, report: &OomReport) {
+fn processes(text: &mut String, verdict: &Verdict, report: &OomReport, max: usize) {
     let Some(count) = report.process_count else { return };
     let size = |bytes: u64| human_bytes(bytes as f64);
     let has_kinds = report.processes.iter().any(|row| row.anon_bytes.is_some());
     let kinds = if has_kinds { format!("{:>13}{:>13}", "anonymous", "shared") } else { String::new() };
     let _ = writeln!(text, "  {:>11}{kinds}  process (of {count})", "resident");
-    for row in report.processes.iter().take(MAX_PROCESSES) {
+    for row in report.processes.iter().take(max) {
         let cell = |bytes: Option<u64>| format!("{:>13}", bytes.map_or_else(|| "-".to_owned(), size));
         let kinds = if has_kinds { cell(row.anon_bytes) + &cell(row.shmem_bytes) } else { String::new() };
         let mut who = vec![format!("pid {}", row.pid)];
@@ -206,7 +257,7 @@ fn role_range(range: &RoleRange) -> String {
 /// A column: its heading and its value.
 type Column = (&'static str, fn(&UsageSample) -> Option<u64>);
 
-fn usage_before(text: &mut String, before: &PriorUsage, at: f64) {
+fn usage_before(text: &mut String, before: &PriorUsage, at: f64, max: usize) {
     let columns: [Column; 5] = [
         ("cannot drop", |sample| sample.unreclaimable_bytes),
         ("anonymous", |sample| sample.anon_bytes),
@@ -214,7 +265,7 @@ fn usage_before(text: &mut String, before: &PriorUsage, at: f64) {
         ("page cache", |sample| sample.file_bytes),
         ("limit", |sample| lowest(sample.limit_bytes, sample.effective_limit_bytes)),
     ];
-    let samples = while_alive(&before.samples);
+    let samples = if max > 0 { while_alive(&before.samples) } else { &[] };
     if !samples.is_empty() {
         let _ = write!(text, "\n{:<14}", "Held before");
         for (name, _) in &columns {
@@ -222,7 +273,7 @@ fn usage_before(text: &mut String, before: &PriorUsage, at: f64) {
         }
         text.push('\n');
     }
-    let shown: Vec<_> = spread(samples).map(|sample| (earlier(at - sample.at), sample)).collect();
+    let shown: Vec<_> = spread(samples, max).map(|sample| (earlier(at - sample.at), sample)).collect();
     for (row, (when, sample)) in shown.iter().enumerate() {
         if shown.get(row + 1).is_some_and(|(next, _)| next == when) {
             continue; // the same time in words: print only the later sample
@@ -270,9 +321,10 @@ fn role_usage(held: &crate::events::RoleUsage) -> String {
 }
 
 /// Returns the first, the last, and some samples between, evenly spread.
-fn spread(samples: &[UsageSample]) -> impl Iterator<Item = &UsageSample> {
-    let shown = samples.len().min(MAX_SAMPLES);
-    (0..shown).map(move |at| &samples[if shown > 1 { at * (samples.len() - 1) / (shown - 1) } else { 0 }])
+fn spread(samples: &[UsageSample], max: usize) -> impl Iterator<Item = &UsageSample> {
+    let shown = samples.len().min(max);
+    let newest = samples.len().saturating_sub(1);
+    (0..shown).map(move |at| &samples[if shown > 1 { at * newest / (shown - 1) } else { newest }])
 }
 
 /// Cuts a text to at most `max` characters, and marks that with dots.
