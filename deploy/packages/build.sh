@@ -29,7 +29,7 @@ tarball() {
   install -D -m 644 "$work/generated/completions/memledger.bash" "$root/share/bash-completion/completions/memledger"
   install -D -m 644 -t "$root/share/zsh/site-functions" "$work/generated/completions/_memledger"
   install -D -m 644 -t "$root/share/fish/vendor_completions.d" "$work/generated/completions/memledger.fish"
-  install -D -m 644 -t "$root/share/doc/memledger" README.md CHANGELOG.md LICENSE deploy/packages/memledger.default
+  install -D -m 644 -t "$root/share/doc/memledger" README.md CHANGELOG.md LICENSE deploy/packages/memledger.yml
   (cd "$work" && find "$name" -type f -print0 | sort -z |
     tar --null --files-from=- --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -c) |
     gzip -9n >"$out/$name.tar.gz"
@@ -40,7 +40,8 @@ deb() {
   mkdir -p "$root"
   cp -r deploy/packages/debian "$root/"
   cp -r "$work/generated" "$out/memledger" deploy/packages/group.conf README.md CHANGELOG.md "$root/"
-  cp deploy/packages/memledger.default "$root/debian/memledger.default"
+  # the package makes the group, and lets its members use the control socket
+  { cat deploy/packages/memledger.yml; printf '\nlocal.group: memledger\n'; } >"$root/memledger.yml"
   sed 's,^ExecStart=/usr/local/bin/,ExecStart=/usr/bin/,' deploy/systemd/memledger.service >"$root/debian/memledger.service"
   # dh_bash-completion is a package of its own
   install -D -m 644 "$work/generated/completions/memledger.bash" "$root/bash/memledger"

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command};
 use serde::Deserialize;
 
 use super::{control, print};
@@ -24,13 +24,11 @@ struct CleanupResponse {
 /// Returns the verb with its own flags.
 pub fn command() -> Command {
     let (min, max) = (MIN_DEADLINE, MAX_DEADLINE);
-    Command::new("cleanup")
+    let command = Command::new("cleanup")
         .about("Ask the training in a container to give PyTorch's unused memory back to the GPU.")
-        .long_about(
-            "Ask the processes of a container to collect garbage and to give the cache of PyTorch's allocator back to the GPU, \
-             for others on the same GPU: the training itself gains no memory by it. Each process does so at the end of its next \
-             training step or tracked operation, so only programs that use the Python client answer. Uses --local.socket. Exit \
-             status 0 if all of them did.",
+        .after_help(
+            "Each process that uses the Python client does so at the end of its next step or tracked operation. Others on the same GPU \
+             gain by it; the training itself does not.",
         )
         .arg(Arg::new("container").value_name("NAME").required(true).help("Name or id of a running container."))
         .arg(
@@ -43,7 +41,8 @@ pub fn command() -> Command {
                 })
                 .help(format!("How long to wait for the end of a step. Default: {DEADLINE:?}.")),
         )
-        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print one JSON document, with all fields."))
+        .arg(super::json_flag("Print one JSON document, with all fields."));
+    super::answers(command, "all of them did", "some did not")
 }
 
 pub fn run(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
@@ -58,7 +57,7 @@ pub fn run(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let response: CleanupResponse = serde_json::from_str(&text)?;
     print(&if matches.get_flag("json") { text } else { table(&response) })?;
     let is_cleaned = |each: &ProcessCleanup| matches!(each.outcome, CleanupOutcome::Cleaned { .. });
-    Ok(if response.processes.iter().all(is_cleaned) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if response.processes.iter().all(is_cleaned) { ExitCode::SUCCESS } else { ExitCode::from(super::NO) })
 }
 
 fn bytes(count: u64) -> String {

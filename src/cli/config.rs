@@ -4,25 +4,29 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command, ValueHint};
 
-use crate::config::{self, Config, EffectiveValue};
+use crate::config::{Config, ConfigError, EffectiveValue};
 
-pub fn command() -> Command {
-    let file = Arg::new("FILE").required(true).help("A settings file, as for --config.file.");
-    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON.");
+/// Returns the verb. `flags` adds the settings to a command that takes them as flags.
+pub fn command(flags: impl Fn(Command) -> Command) -> Command {
+    let file = Arg::new("FILE")
+        .required(true)
+        .value_hint(ValueHint::FilePath)
+        .help("A settings file, as for --config.file.");
     let check = Command::new("check")
-        .about("Check a settings file and the web configuration that it names, and print every error. Exit status 0 if there is none, else 1.")
+        .about("Check a settings file and the web configuration that it names, and print every error.")
         .arg(file);
+    let check = super::answers(check, "there is no error", "there is one");
     let show = Command::new("show")
         .about("Show the effective settings and where each comes from. Values that may contain a secret are hidden.")
-        .arg(json);
+        .arg(super::json_flag("Print JSON."));
     Command::new("config")
-        .about("Check a settings file, or show the effective settings and where each comes from.")
+        .about("Check a settings file, or show the settings in force and where each comes from.")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(check)
-        .subcommand(config::arguments(show))
+        .subcommand(flags(show))
 }
 
 pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
@@ -31,12 +35,15 @@ pub fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             check(Path::new(matches.get_one::<String>("FILE").map_or("", String::as_str)))
         }
         Some(("show", matches)) => show(matches),
-        _ => Ok(ExitCode::FAILURE),
+        _ => Ok(ExitCode::from(super::USAGE)),
     }
 }
 
 fn check(path: &Path) -> anyhow::Result<ExitCode> {
     let errors = match Config::check_file(path) {
+        Err(mut errors) if matches!(*errors, [ConfigError::Unreadable { .. }]) => {
+            return Err(anyhow::Error::msg(crate::text::error_chain(&errors.remove(0))));
+        }
         Ok(config) => match config.web_config.as_deref().map(crate::http::describe) {
             Some(Err(error)) => vec![error.into()],
             _ => vec![],
@@ -51,7 +58,7 @@ fn check(path: &Path) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     eprintln!("{}: {} error{}", path.display(), errors.len(), if errors.len() == 1 { "" } else { "s" });
-    Ok(ExitCode::FAILURE)
+    Ok(ExitCode::from(super::NO))
 }
 
 fn show(matches: &ArgMatches) -> anyhow::Result<ExitCode> {

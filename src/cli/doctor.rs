@@ -2,10 +2,19 @@
 
 use std::process::ExitCode;
 
+use clap::{ArgMatches, Command};
+
 use super::checks;
 use crate::config::Config;
 
-pub fn run(config: Config) -> anyhow::Result<ExitCode> {
+/// Returns the verb.
+pub fn command() -> Command {
+    let command = Command::new("doctor")
+        .about("Show what memledger can read here, what is missing without the rest, and how to fix it.");
+    super::answers(command, "memledger can run here", "it cannot")
+}
+
+pub fn run(config: Config, _matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let checks = runtime.block_on(checks::run_checks(&config, checks::Verbosity::Full, None));
     runtime.shutdown_background();
@@ -17,5 +26,5 @@ pub fn run(config: Config) -> anyhow::Result<ExitCode> {
         false => format!("memledger cannot run here without: {}.", missing.join(", ")),
     };
     super::print(&format!("{}\n{verdict}\n", checks::render(&checks, checks::Verbosity::Full)))?;
-    Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if works { ExitCode::SUCCESS } else { ExitCode::from(super::NO) })
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::{BufWriter, ErrorKind, Write};
 use std::process::ExitCode;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgMatches, Command, value_parser};
 use jiff::tz::TimeZone;
 
 use super::coverage;
@@ -22,11 +22,8 @@ use crate::ledger::store::Query;
 pub fn command() -> Command {
     Command::new("events")
         .about("Show OOM kills and exits of containers, oldest first.")
-        .long_about(
-            "Show OOM kills and exits of containers, oldest first: those of the ledger of memledger serve, and those that only the \
-             kernel log and the container runtimes of this host have.\n\
-             Exit status: 0 also if there are none, 1 the ledger cannot be read, or not to its end, 2 wrong use.",
-        )
+        .after_help("Reads the ledger of memledger serve, and for what it does not have the kernel log and the container runtimes of this host.\n\
+             Exit status: 0 also if there are none, 2 wrong use, 3 the ledger could not be read, or not to its end.")
         .arg(
             Arg::new("since")
                 .long("since")
@@ -48,12 +45,7 @@ pub fn command() -> Command {
                 .default_value("100")
                 .help("Maximum number of events, the newest ones. 0: all."),
         )
-        .arg(
-            Arg::new("json")
-                .long("json")
-                .action(ArgAction::SetTrue)
-                .help("Print one JSON object per line, with all fields."),
-        )
+        .arg(super::json_flag("Print one JSON object per line, with all fields."))
 }
 
 pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
@@ -98,7 +90,11 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let command = coverage::command_with_all_rights(&config, &question);
         eprint!("{}", coverage::section(&host.coverage, missing.as_deref(), &command));
     }
-    Ok(if matches!(ledger, LedgerSource::Unreadable) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if matches!(ledger, LedgerSource::Unreadable) {
+        ExitCode::from(super::UNANSWERED)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use clap::Command;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -25,6 +26,16 @@ use crate::config::Config;
 
 /// Longer than any response takes; Docker repeats health checks anyway.
 const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Returns the verb. Its exit status is that of probes: 1 whatever is wrong.
+pub fn command() -> Command {
+    Command::new("healthcheck")
+        .about("Check whether memledger responds and has a sample, for probes of containers.")
+        .after_help(
+            "Exit status: 0 if so, also without an HTTP listener, or if it requires a client certificate and so does not say whether \
+             it has one; else 1.",
+        )
+}
 
 pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
     let Some(address) = config.listen.first() else {

@@ -61,7 +61,7 @@ pub fn run(query: &LogQuery<'_>) -> anyhow::Result<ExitCode> {
             super::print("[]\n")?;
         }
         eprintln!("memledger: {}", none_found(name, query.container, (all, omitted), &log));
-        return Ok(ExitCode::FAILURE);
+        return Ok(ExitCode::from(super::NO));
     }
     print(query, &kills, missing_lines(&log))?;
     if omitted > 0 {

@@ -21,32 +21,45 @@ mod why;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-use clap::{ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use tracing::{Level, Metadata};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{FilterExt, LevelFilter, Targets, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::{Config, ConfigError, OtlpSettings, arguments};
+use crate::config::{CommandSettings, Config, ConfigError, FlagForm, OtlpSettings, arguments_of};
 use crate::gpu::driver_process;
 use crate::otlp::traces::{self, SpanQueue};
 
-/// Exit status of an invalid command line or setting, the same as clap's.
+/// Exit statuses of commands that answer a question; 0 is yes. docs/commands.md has the table. `serve` and `healthcheck` have those of
+/// any program and of probes: 1 for each failure.
+const NO: u8 = 1;
+/// An invalid command line or setting, the same as clap's.
 const USAGE: u8 = 2;
+const UNANSWERED: u8 = 3;
 
-fn command() -> Command {
+/// What was asked for does not exist.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct NotFound(String);
+
+/// Adds the exit statuses to the help of a command that answers a question.
+fn answers(command: Command, yes: &str, no: &str) -> Command {
+    let statuses = format!("Exit status: 0 {yes}, 1 {no}, 2 wrong use, 3 could not be answered.");
+    let before = command.get_after_help().map(|before| format!("{before}\n")).unwrap_or_default();
+    command.after_help(before + &statuses)
+}
+
+fn json_flag(help: &'static str) -> Arg {
+    Arg::new("json").long("json").action(ArgAction::SetTrue).help(help)
+}
+
+fn command(form: FlagForm) -> Command {
+    let flags = |command, taken| arguments_of(command, taken, form);
+    // completions of all settings once are enough
+    let all = if form == FlagForm::Help { CommandSettings::SERVE } else { CommandSettings::LEDGER };
     let serve = Command::new("serve").about("Sample this host and serve its metrics over HTTP.");
-    let doctor = Command::new("doctor")
-        .about("Show what memledger can read here, what is missing without the rest, and how to fix it.")
-        .long_about(
-            "Show what memledger can read here, what is missing without the rest, and how to fix it.\n\
-             Exit status 0 if memledger can run here, else 1.",
-        );
-    let healthcheck = Command::new("healthcheck").about(
-        "Check whether the memledger with these settings responds and has a sample. Exit status 0 if so, also if there is no HTTP \
-         listener, or if it requires a client certificate and so does not say whether it has one.",
-    );
     Command::new("memledger")
         .about("Shows which container uses the RAM and VRAM of a GPU host, and why one was killed.")
         .version(concat!(
@@ -59,19 +72,20 @@ fn command() -> Command {
         ))
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(arguments(serve))
-        .subcommand(arguments(doctor))
-        .subcommand(arguments(cleanup::command()))
-        .subcommand(config::command())
-        .subcommand(arguments(events::command()))
-        .subcommand(arguments(healthcheck))
+        .disable_help_subcommand(form == FlagForm::Completion)
+        .subcommand(flags(why::command(), CommandSettings::HOST))
+        .subcommand(flags(events::command(), CommandSettings::HOST))
+        .subcommand(flags(runs::list_command(), CommandSettings::LEDGER))
+        .subcommand(flags(runs::report_command(), CommandSettings::LEDGER))
+        .subcommand(flags(runs::compare_command(), CommandSettings::LEDGER))
+        .subcommand(flags(runs::advise_command(), CommandSettings::LEDGER))
+        .subcommand(flags(serve, CommandSettings::SERVE))
+        .subcommand(flags(doctor::command(), all))
+        .subcommand(config::command(|show| flags(show, all)))
+        .subcommand(flags(cleanup::command(), CommandSettings::CONTROL))
+        .subcommand(flags(release_gpu::command(), CommandSettings::CONTROL))
+        .subcommand(flags(healthcheck::command(), CommandSettings::HEALTH))
         .subcommand(package_files::command())
-        .subcommand(arguments(release_gpu::command()))
-        .subcommand(arguments(runs::advise_command()))
-        .subcommand(arguments(runs::list_command()))
-        .subcommand(arguments(runs::compare_command()))
-        .subcommand(arguments(runs::report_command()))
-        .subcommand(arguments(why::command()))
 }
 
 /// Runs the verb of this process's command line and returns its exit status.
@@ -80,7 +94,7 @@ pub fn run() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|verb| verb == driver_process::VERB) {
         return nvml_process::run(); // before the command line is built, which takes memory
     }
-    let matches = match command().try_get_matches() {
+    let matches = match command(FlagForm::Help).try_get_matches() {
         Ok(matches) => matches,
         Err(error) => {
             let _ = error.print();
@@ -91,10 +105,10 @@ pub fn run() -> ExitCode {
         Some(("serve", matches)) => serve(matches),
         Some(("cleanup", matches)) => with_config(matches, |config| cleanup::run(&config, matches)),
         Some(("config", matches)) => config::run(matches),
-        Some(("doctor", matches)) => with_config(matches, doctor::run),
+        Some(("doctor", matches)) => with_config(matches, |config| doctor::run(config, matches)),
         Some(("events", matches)) => with_config(matches, |config| events::run(config, matches)),
         Some(("healthcheck", matches)) => with_config(matches, |config| healthcheck::run(&config)),
-        Some(("package-files", matches)) => package_files::run(command(), matches),
+        Some(("package-files", matches)) => package_files::run(command, matches),
         Some(("advise", matches)) => with_config(matches, |config| runs::advise(&config, matches)),
         Some(("runs", matches)) => with_config(matches, |config| runs::list(&config, matches)),
         Some(("compare", matches)) => with_config(matches, |config| runs::compare(&config, matches)),
@@ -103,9 +117,15 @@ pub fn run() -> ExitCode {
         Some(("why", matches)) => with_config(matches, |config| why::run(config, matches)),
         _ => Ok(ExitCode::from(USAGE)),
     };
+    let answers_nothing = matches!(matches.subcommand_name(), Some("serve" | "healthcheck"));
     outcome.unwrap_or_else(|error| {
         eprintln!("memledger: {error:#}");
-        if error.is::<ConfigError>() { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
+        ExitCode::from(match () {
+            () if error.is::<ConfigError>() => USAGE,
+            () if error.is::<NotFound>() => NO,
+            () if answers_nothing => 1,
+            () => UNANSWERED,
+        })
     })
 }
 
@@ -113,7 +133,7 @@ fn with_config(
     matches: &ArgMatches,
     verb: impl FnOnce(Config) -> anyhow::Result<ExitCode>,
 ) -> anyhow::Result<ExitCode> {
-    match Config::load(matches) {
+    match Config::load_for_query(matches) {
         Ok(config) => {
             init_log(&config, None);
             verb(config)

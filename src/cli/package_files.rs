@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgMatches, Command, ValueHint, value_parser};
 use clap_complete::Shell;
+
+use crate::config::FlagForm;
 
 pub fn command() -> Command {
     Command::new("package-files")
@@ -16,27 +18,29 @@ pub fn command() -> Command {
             Arg::new("DIRECTORY")
                 .required(true)
                 .value_parser(value_parser!(PathBuf))
+                .value_hint(ValueHint::DirPath)
                 .help("Is created if it is missing."),
         )
 }
 
 /// Writes the files that describe this command line.
-pub fn run(mut described: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+pub fn run(described: impl Fn(FlagForm) -> Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     if let Some(directory) = matches.get_one::<PathBuf>("DIRECTORY") {
-        write(&mut described, directory).with_context(|| format!("{}", directory.display()))?;
+        write(described, directory).with_context(|| format!("{}", directory.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(described: &mut Command, directory: &Path) -> std::io::Result<()> {
+fn write(described: impl Fn(FlagForm) -> Command, directory: &Path) -> std::io::Result<()> {
     let man = directory.join("man");
     let completions = directory.join("completions");
     for folder in [&man, &completions] {
         std::fs::create_dir_all(folder)?;
     }
-    clap_mangen::generate_to(described.clone(), man)?;
+    clap_mangen::generate_to(described(FlagForm::Help), man)?;
+    let mut described = described(FlagForm::Completion);
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, described, "memledger", &completions)?;
+        clap_complete::generate_to(shell, &mut described, "memledger", &completions)?;
     }
     Ok(())
 }

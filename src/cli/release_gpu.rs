@@ -10,10 +10,12 @@ use crate::config::Config;
 
 /// Returns the verb.
 pub fn command() -> Command {
-    Command::new("release-gpu").about("Make the running memledger release the GPU driver for a while.").long_about(
-        "Make the running memledger release the GPU driver for --gpu.release-for of memledger serve, so that the driver can \
-         be unloaded or replaced. Uses --local.socket. Exit status 0 once it is released, 1 if that is still to come.",
-    )
+    let command = Command::new("release-gpu")
+        .about("Make the running memledger release the GPU driver for a while.")
+        .after_help(
+            "For --gpu.release-for of memledger serve, so that the driver can be unloaded or replaced.",
+        );
+    super::answers(command, "it is released", "that is still to come")
 }
 
 pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
@@ -24,7 +26,8 @@ pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
         }
         (202, text) => {
             super::print(&text)?;
-            bail!("a call of the driver is in progress; the driver is released when that returns")
+            eprintln!("a call of the driver is in progress; the driver is released when that returns");
+            Ok(ExitCode::from(super::NO))
         }
         (_, text) => bail!("{}", text.trim_end()),
     }

@@ -10,7 +10,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use jiff::tz::TimeZone;
 
 use super::event_source::LedgerSource;
-use super::print;
+use super::{NO, NotFound, USAGE, answers, json_flag, print};
 use crate::clock::Timestamp;
 use crate::config::{Config, since};
 use crate::export::runs::{self, MAX_COMPARED};
@@ -26,10 +26,8 @@ const RUN_HELP: &str =
 
 /// Returns `runs` with its own flags; the flags of the settings are added elsewhere.
 pub fn list_command() -> Command {
-    Command::new("runs")
-        .about(
-            "List runs of containers: how long they lasted, how they ended, and the most memory they held.",
-        )
+    let command = Command::new("runs")
+        .about("List runs: how long they lasted, how they ended, and the most memory they held.")
         .arg(Arg::new("run").value_name("RUN").help("Only runs of this container or group, or this run."))
         .arg(
             Arg::new("since")
@@ -49,23 +47,25 @@ pub fn list_command() -> Command {
                 .default_value("30")
                 .help("Maximum number of runs, the newest ones. 0: all."),
         )
-        .arg(json_flag("Print one JSON object per line, with all fields."))
+        .arg(json_flag("Print one JSON object per line, with all fields."));
+    answers(command, "also if none is recorded", "no run, container or group has this name")
 }
 
 /// Returns `compare` with its own flags.
 pub fn compare_command() -> Command {
-    Command::new("compare")
+    let command = Command::new("compare")
         .about("Compare runs: settings, duration, exit, memory and speed beside one another.")
         .arg(Arg::new("run").value_name("RUN").required(true).num_args(1..).help(format!(
             "{RUN_HELP} One alone means the newest runs of that container or group, at most {MAX_COMPARED}."
         )))
-        .arg(json_flag("Print one JSON document, with all fields."))
+        .arg(json_flag("Print one JSON document, with all fields."));
+    answers(command, "they are compared", "there are no two such runs")
 }
 
 /// Returns `report` with its own flags.
 pub fn report_command() -> Command {
     let formats = ["text", "json", "csv", "memory_usage"];
-    Command::new("report")
+    let command = Command::new("report")
         .about("Show all that is known about a run.")
         .arg(Arg::new("run").value_name("RUN").required(true).help(RUN_HELP))
         .arg(
@@ -76,21 +76,24 @@ pub fn report_command() -> Command {
                 .default_value("text")
                 .help("text; json: all fields; csv: memory over time; memory_usage: the memory_usage.json of the Python client."),
         )
+        .arg(json_flag("The same as --format=json.").conflicts_with("format"));
+    answers(command, "there is one", "there is none")
 }
 
 /// Returns `advise` with its own flags.
 pub fn advise_command() -> Command {
-    Command::new("advise")
-        .about("Advise settings for the next run of a container or a group, from what its runs needed.")
+    let command = Command::new("advise")
+        .about("Advise settings for the next run, from what runs of that container or group needed.")
         .arg(Arg::new("run").value_name("RUN").required(true).help("A container, a group, or a run of it."))
         .arg(Arg::new("check").long("check").action(ArgAction::SetTrue).help(
-            "Also check who else holds the GPUs. Exit status 1 if something is to be changed before the next run.",
+            "Also check who else holds the GPUs, and answer by the exit status whether something is to be changed before the next run.",
         ))
-        .arg(json_flag("Print one JSON document, with all fields."))
-}
-
-fn json_flag(help: &'static str) -> Arg {
-    Arg::new("json").long("json").action(ArgAction::SetTrue).help(help)
+        .arg(json_flag("Print one JSON document, with all fields."));
+    answers(
+        command,
+        "there is advice, and with --check nothing is to be changed",
+        "with --check: something is to be changed",
+    )
 }
 
 /// Prints the list.
@@ -131,7 +134,8 @@ pub fn list(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 pub fn compare(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let wanted: Vec<&String> = matches.get_many("run").into_iter().flatten().collect();
     if wanted.len() > MAX_COMPARED && !matches.get_flag("json") {
-        bail!("at most {MAX_COMPARED} runs fit on a screen; --json has any number");
+        eprintln!("memledger: at most {MAX_COMPARED} runs fit on a screen; --json has any number");
+        return Ok(ExitCode::from(USAGE));
     }
     let source = Runs::open(config)?;
     let mut selected = Vec::new();
@@ -141,13 +145,14 @@ pub fn compare(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode
     let mut seen = BTreeSet::new();
     selected.retain(|run| seen.insert((Arc::clone(&run.run), run.ended.map(f64::to_bits))));
     if selected.len() < 2 {
-        match wanted.len() {
-            1 => bail!(
+        let why = match wanted.len() {
+            1 => format!(
                 "{} has only one run; name another run, container or group to compare it with",
                 wanted[0]
             ),
-            _ => bail!("these names are of one run; `memledger runs` lists the others"),
-        }
+            _ => "these names are of one run; `memledger runs` lists the others".to_owned(),
+        };
+        return Err(NotFound(why).into());
     }
     if matches.get_flag("json") {
         print(&(serde_json::to_string_pretty(&serde_json::json!({ "runs": selected }))? + "\n"))?;
@@ -161,7 +166,9 @@ pub fn compare(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode
 pub fn report(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let wanted = matches.get_one::<String>("run").map_or("", String::as_str);
     let run = Runs::open(config)?.select(wanted, 1)?.remove(0);
-    let text = match matches.get_one::<String>("format").map_or("text", String::as_str) {
+    let format = matches.get_one::<String>("format").map_or("text", String::as_str);
+    let text = match format {
+        _ if matches.get_flag("json") => serde_json::to_string_pretty(&run)? + "\n",
         "json" => serde_json::to_string_pretty(&run)? + "\n",
         "csv" => runs::csv(&run),
         "memory_usage" => serde_json::to_string_pretty(&runs::memory_usage(&run))? + "\n",
@@ -175,7 +182,8 @@ pub fn report(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode>
 pub fn advise(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let wanted = matches.get_one::<String>("run").map_or("", String::as_str);
     let (source, is_check) = (Runs::open(config)?, matches.get_flag("check"));
-    let newest = source.select(wanted, 1)?.remove(0);
+    // without a run nothing says whether the next one fits
+    let newest = source.select(wanted, 1).map_err(|error| anyhow::anyhow!("{error:#}"))?.remove(0);
     let mut runs =
         source.0.runs(&RunQuery { name: Some(newest.group.to_string()), ..RunQuery::default() })?;
     runs.retain(|run| run.group == newest.group);
@@ -195,7 +203,7 @@ pub fn advise(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode>
         print(&runs::advice(&advice))?;
     }
     let is_ok = advice.lines.iter().all(|line| line.is_ok);
-    Ok(if is_check && !is_ok { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if is_check && !is_ok { ExitCode::from(NO) } else { ExitCode::SUCCESS })
 }
 
 /// The ledger, which exists.
@@ -221,7 +229,8 @@ impl<'a> Runs<'a> {
         }
         if found.is_empty() {
             self.report_unknown(wanted)?;
-            bail!("no run of {wanted:?} is recorded any more"); // it was recorded in this moment, and removed
+            // it was recorded in this moment, and removed
+            return Err(NotFound(format!("no run of {wanted:?} is recorded any more")).into());
         }
         Ok(found)
     }
@@ -232,6 +241,7 @@ impl<'a> Runs<'a> {
         if known.iter().any(|run| run.name_kind(wanted).is_some()) {
             return Ok(());
         }
-        bail!("no run, container or group {wanted:?}{}", nearest_names(&known, wanted));
+        Err(NotFound(format!("no run, container or group {wanted:?}{}", nearest_names(&known, wanted)))
+            .into())
     }
 }

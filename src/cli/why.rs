@@ -5,7 +5,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 
 use super::coverage;
 use super::event_source::{self, LedgerSource};
@@ -24,20 +24,15 @@ use crate::explain::{
 use crate::export::verdict_text::{render, render_all, wrapped};
 use crate::ledger::store::Query;
 
-/// Exit status if neither an end nor a kill is found.
-const NOTHING_FOUND: u8 = 1;
 /// Kills of unknown containers that are listed, the newest.
 const MAX_UNKNOWN: usize = 10;
 
 /// Returns the verb with its own arguments.
 pub fn command() -> Command {
-    Command::new("why")
+    let command = Command::new("why")
         .about("Explain what ended a container or killed one of its processes, and what to try.")
-        .long_about(
-            "Explain what ended a container or killed one of its processes, and what to try.\n\
-             Reads the ledger of memledger serve, if there is one, and the kernel log and the container runtimes of this host for \
-             what the ledger does not have. Writes nothing.\n\
-             Exit status: 0 an end or a kill was found, 1 none was found, 2 wrong use, or the answer could not be read or printed.",
+        .after_help(
+            "Reads the ledger of memledger serve, if there is one, and the kernel log and the container runtimes of this host. Writes nothing.",
         )
         .arg(
             Arg::new("container")
@@ -48,7 +43,7 @@ pub fn command() -> Command {
             Arg::new("last")
                 .long("last")
                 .action(ArgAction::SetTrue)
-                .help("The newest OOM kill or abnormal exit of any container, as without a CONTAINER; of a saved log, the newest OOM kill."),
+                .help("The newest OOM kill or abnormal exit of any container, as without CONTAINER."),
         )
         .arg(
             Arg::new("logs")
@@ -56,13 +51,14 @@ pub fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .requires("container")
                 .conflicts_with_all(["kernel-log", "last"])
-                .help("Read the last 1 MiB of that container's log too, for errors of GPU memory, shared memory and allocations. Prints the line of the error, not the log."),
+                .help("Read the last 1 MiB of its log too, for errors of memory. Prints the line of the error, not the log."),
         )
         .arg(
             Arg::new("kernel-log")
                 .long("kernel-log")
                 .value_name("FILE")
-                .help("Explain the OOM kills in a saved kernel log (dmesg, journalctl -k, /dev/kmsg; - for standard input) instead. Reads nothing else, on any machine."),
+                .value_hint(ValueHint::FilePath)
+                .help("Explain the OOM kills in a saved kernel log instead (dmesg, journalctl -k; - for standard input), on any machine."),
         )
         .arg(
             Arg::new("all")
@@ -71,20 +67,11 @@ pub fn command() -> Command {
                 .conflicts_with("json")
                 .help("Print all that is known of each, not 30 lines: all processes, samples and evidence."),
         )
-        .arg(
-            Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the whole verdict as JSON."),
-        )
+        .arg(super::json_flag("Print the whole verdict as JSON."));
+    super::answers(command, "an end or a kill was found", "none was found")
 }
 
 pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    // 1 means that nothing is known
-    explain(config, matches).or_else(|error| {
-        eprintln!("memledger: {error:#}");
-        Ok(ExitCode::from(super::USAGE))
-    })
-}
-
-fn explain(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let container = matches.get_one::<String>("container").map(String::as_str);
     if container.is_some_and(|container| container.trim().is_empty()) {
         eprintln!(
@@ -139,11 +126,11 @@ fn explain(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let verdict = without_events(&config, existing, now);
         answer.print(&verdict)?;
         let is_found = verdict.cause != Cause::Nothing;
-        return Ok(if is_found { ExitCode::SUCCESS } else { ExitCode::from(NOTHING_FOUND) });
+        return Ok(if is_found { ExitCode::SUCCESS } else { ExitCode::from(super::NO) });
     }
     let known = not_found(container, host.containers.iter().map(|it| &*it.named.name), events)?;
     answer.print_unknown(&known)?;
-    Ok(ExitCode::from(NOTHING_FOUND))
+    Ok(ExitCode::from(super::NO))
 }
 
 /// Returns the verdict on a container of which neither a kill nor an end is known.

@@ -6,6 +6,8 @@ use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use jiff::SpanRelativeTo;
+
 use super::ConfigError;
 use super::sources::Values;
 
@@ -30,6 +32,8 @@ pub struct Setting {
     pub secret: bool,
     /// As a flag `--NAME` or `--no-NAME`.
     pub is_switch: bool,
+    /// The words that it takes; empty if any.
+    pub words: Vec<&'static str>,
     /// The help text.
     pub help: &'static str,
     /// Its check.
@@ -105,6 +109,7 @@ pub struct Declared<T, F> {
     takes: String,
     default: &'static [&'static str],
     secret: bool,
+    words: Vec<&'static str>,
     parse: F,
     value: PhantomData<T>,
 }
@@ -125,6 +130,7 @@ where
             may_be_empty: Field::MAY_BE_EMPTY,
             secret: self.secret,
             is_switch: self.placeholder == SWITCH,
+            words: self.words,
             help: help.trim(),
             check: Box::new(move |text| parse(text).map(drop)),
         });
@@ -207,6 +213,8 @@ macro_rules! settings {
 }
 pub(super) use settings;
 
+/// The placeholder of paths of this host.
+pub const PATH: &str = "PATH";
 /// The placeholder of switches.
 const SWITCH: &str = "BOOL";
 
@@ -217,7 +225,8 @@ pub fn setting<T, F: Fn(&str) -> Result<T, String>>(
     default: &'static [&'static str],
     parse: F,
 ) -> Declared<T, F> {
-    Declared { key, placeholder, takes: takes.into(), default, secret: false, parse, value: PhantomData }
+    let (takes, secret, words, value) = (takes.into(), false, vec![], PhantomData);
+    Declared { key, placeholder, takes, default, secret, words, parse, value }
 }
 
 /// Marks a value that errors must not repeat.
@@ -250,7 +259,7 @@ pub fn count(key: &'static str, default: &'static [&'static str]) -> Parsed<usiz
 
 /// Declares a file or directory.
 pub fn path(key: &'static str, default: &'static [&'static str]) -> Parsed<PathBuf> {
-    setting(key, ("PATH", "a path"), default, |text| Ok(text.into()))
+    setting(key, (PATH, "a path"), default, |text| Ok(text.into()))
 }
 
 /// Declares one of some words.
@@ -260,12 +269,14 @@ pub fn choice<T: Copy + 'static>(
     words: &'static [(&'static str, T)],
 ) -> Declared<T, impl Fn(&str) -> Result<T, String> + use<T>> {
     let takes = || format!("one of {}", words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", "));
-    setting(key, ("WORD", takes()), default, move |text| {
+    let parse = move |text: &str| {
         words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value).ok_or_else(takes)
-    })
+    };
+    let declared = setting(key, ("WORD", takes()), default, parse);
+    Declared { words: words.iter().map(|(word, _)| *word).collect(), ..declared }
 }
 
-const DURATION: &str = "a duration such as 200ms, 15s or 1h";
+const DURATION: &str = "a duration such as 200ms, 15s, 1h or 90d";
 
 /// Declares a duration.
 pub fn duration(
@@ -276,7 +287,7 @@ pub fn duration(
 ) -> Declared<Duration, impl Fn(&str) -> Result<Duration, String>> {
     setting(key, ("DURATION", DURATION), default, move |text| {
         let found = parse_duration(text).filter(|span| (min..=max).contains(span));
-        found.ok_or_else(|| format!("{DURATION}, from {min:?} to {max:?}"))
+        found.ok_or_else(|| format!("{DURATION}, from {} to {}", words(min), words(max)))
     })
 }
 
@@ -289,11 +300,20 @@ pub fn duration_or_zero(
 ) -> Declared<Duration, impl Fn(&str) -> Result<Duration, String>> {
     setting(key, ("DURATION", DURATION), default, move |text| {
         let found = parse_duration(text).filter(|span| span.is_zero() || (min..=max).contains(span));
-        found.ok_or_else(|| format!("{DURATION}, from {min:?} to {max:?}, or 0s for none"))
+        found.ok_or_else(|| format!("{DURATION}, from {} to {}, or 0s for none", words(min), words(max)))
     })
 }
 
-/// Parses a duration such as `1h 30m`; `None` if it is invalid or negative.
+/// Parses a duration such as `1h 30m` or `7d`, where a day has 24 hours; `None` if it is invalid or negative.
 pub fn parse_duration(text: &str) -> Option<Duration> {
-    text.parse::<jiff::SignedDuration>().ok()?.try_into().ok()
+    let span = text.parse::<jiff::Span>().ok()?;
+    span.to_duration(SpanRelativeTo::days_are_24_hours()).ok()?.try_into().ok()
+}
+
+/// Writes a duration as a setting takes it, in its largest whole unit.
+fn words(duration: Duration) -> String {
+    let millis = duration.as_millis();
+    let units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)];
+    let unit = units.into_iter().find(|(_, size)| millis > 0 && millis.is_multiple_of(*size));
+    unit.map_or_else(|| format!("{millis}ms"), |(name, size)| format!("{}{name}", millis / size))
 }

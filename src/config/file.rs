@@ -23,7 +23,10 @@ pub struct FileValue {
 pub fn read(path: &Path) -> (Vec<FileValue>, Vec<ConfigError>) {
     match std::fs::read_to_string(path) {
         Ok(text) => read_text(path, &text),
-        Err(source) => (vec![], vec![ConfigError::Unreadable { path: path.to_path_buf(), source }]),
+        Err(source) => (
+            vec![],
+            vec![ConfigError::Unreadable { what: "the settings file", path: path.to_path_buf(), source }],
+        ),
     }
 }
 

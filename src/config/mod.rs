@@ -19,6 +19,7 @@ mod value_parsers;
 pub mod web;
 mod yaml;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
@@ -32,7 +33,7 @@ pub use settings::{
     OomSettings, ReporterSettings, RuntimeEndpoint, StateSettings,
 };
 use sources::{CONFIG_FILE, Layer, RawValue, Values};
-pub use sources::{arguments, unknown_variables};
+pub use sources::{CommandSettings, DEFAULT_FILE, FlagForm, arguments, arguments_of, unknown_variables};
 
 /// All settings, in the order of the help.
 pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
@@ -49,9 +50,11 @@ pub fn setting(key: &str) -> Option<&'static Setting> {
 /// An invalid setting, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The settings file is unreadable.
-    #[error("cannot read the settings file {path}")]
+    /// A file of settings is unreadable.
+    #[error("cannot read {what} {path}")]
     Unreadable {
+        /// What it is.
+        what: &'static str,
         /// The file.
         path: PathBuf,
         /// The cause.
@@ -97,11 +100,32 @@ impl Config {
     /// # Errors
     /// The first invalid setting.
     pub fn load(matches: &ArgMatches) -> Result<Self, ConfigError> {
-        Self::load_with(matches, &variable)
+        Self::read(&values(matches, &variable, default_file())?)
     }
 
+    /// The same for a command that serves nothing: without the right to read the default settings file it warns, and goes on without.
+    ///
+    /// # Errors
+    /// The first invalid setting.
+    pub fn load_for_query(matches: &ArgMatches) -> Result<Self, ConfigError> {
+        let default = default_file().filter(|path| {
+            let is_denied =
+                std::fs::File::open(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
+            if is_denied {
+                eprintln!(
+                    "memledger: no right to read the settings in {}: defaults are used",
+                    path.display()
+                );
+            }
+            !is_denied
+        });
+        Self::read(&values(matches, &variable, default)?)
+    }
+
+    /// Reads the settings without a default settings file.
+    #[cfg(test)]
     fn load_with(matches: &ArgMatches, environment: sources::Environment<'_>) -> Result<Self, ConfigError> {
-        Self::read(&values(matches, environment)?)
+        Self::read(&values(matches, environment, None)?)
     }
 
     /// Reads a settings file alone, without flags and environment, and returns all errors in it.
@@ -118,7 +142,7 @@ impl Config {
     /// # Errors
     /// The first invalid setting.
     pub fn effective_values(matches: &ArgMatches) -> Result<(Vec<EffectiveValue>, Vec<String>), ConfigError> {
-        let values = values(matches, &variable)?;
+        let values = values(matches, &variable, default_file())?;
         let ignored = Self::read(&values)?.otlp_ignored;
         let mut all: Vec<_> =
             SETTINGS.iter().map(|setting| effective(setting.key, values.of(setting.key), None)).collect();
@@ -139,12 +163,21 @@ fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|text| text.to_string_lossy().into_owned())
 }
 
+/// Returns the settings file that is read if none is named; `None` if it does not exist.
+fn default_file() -> Option<PathBuf> {
+    Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.try_exists().unwrap_or(true))
+}
+
 fn values<'e>(
     matches: &ArgMatches,
     environment: sources::Environment<'e>,
+    default: Option<PathBuf>,
 ) -> Result<Values<'e>, ConfigError> {
-    let path = matches.get_one::<String>(CONFIG_FILE.0).cloned().or_else(|| environment(CONFIG_FILE.1));
-    let path = path.filter(|path| !path.is_empty()).map(PathBuf::from);
+    let named = matches.get_one::<String>(CONFIG_FILE.0).cloned().or_else(|| environment(CONFIG_FILE.1));
+    let path = match named {
+        Some(path) => Some(path).filter(|path| !path.is_empty()).map(PathBuf::from),
+        None => default,
+    };
     let (found, errors) = path.as_deref().map(file::read).unwrap_or_default();
     match errors.into_iter().next() {
         Some(error) => Err(error),
@@ -155,6 +188,12 @@ fn values<'e>(
 fn effective(key: &'static str, given: &[RawValue], signal: Option<&'static str>) -> EffectiveValue {
     let is_secret = setting(key).is_some_and(|setting| setting.secret)
         && given.iter().any(|given| !given.text.is_empty());
+    // what the log shows of it: its path and query may have a key
+    let shown = if key == "otlp.endpoint" {
+        given.iter().map(|given| otlp::authority(&given.text)).collect()
+    } else {
+        None
+    };
     let texts = given.iter().map(|given| given.text.clone()).filter(|text| !text.is_empty());
     let origin = match given.first() {
         Some(given) if given.layer != Layer::Default => {
@@ -162,7 +201,8 @@ fn effective(key: &'static str, given: &[RawValue], signal: Option<&'static str>
         }
         _ => "default".to_owned(),
     };
-    EffectiveValue { key, values: (!is_secret).then(|| texts.collect()), origin, signal }
+    let values = if is_secret { shown } else { Some(texts.collect()) };
+    EffectiveValue { key, values, origin, signal }
 }
 
 #[cfg(test)]

@@ -263,7 +263,7 @@ impl<'v> Resolver<'v> {
                 .push(format!("{DISABLED}=true is ignored: --otlp.endpoint or its own variable is set"));
         }
         if metrics.is_some() {
-            self.check_temporality()?;
+            self.check_temporality();
         }
         let OtlpFlags { interval, shutdown_timeout, traces_ratio, .. } = flags;
         Ok(Some(OtlpSettings { metrics, logs, traces, traces_ratio, interval, shutdown_timeout, resource }))
@@ -271,14 +271,14 @@ impl<'v> Resolver<'v> {
 
     /// Counters are exported as totals: one that outlives a restart of memledger, or of a container that is seen late, has no
     /// right first delta. A collector sees both ends of an increase.
-    fn check_temporality(&self) -> Result<(), ConfigError> {
+    fn check_temporality(&mut self) {
         let name = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE";
-        if !self.standard(name).is_some_and(|text| text.eq_ignore_ascii_case("delta")) {
-            return Ok(());
+        if self.standard(name).is_some_and(|text| text.eq_ignore_ascii_case("delta")) {
+            self.ignored.push(format!(
+                "{name}=delta is ignored: totals are exported; for a backend that takes only deltas use the collector's processor \
+                 cumulativetodelta (docs/otlp.md)"
+            ));
         }
-        let what = "delta is not supported: unset it, and for a backend that takes only deltas use the collector's processor \
-                    cumulativetodelta (docs/otlp.md)";
-        Err(ConfigError::Value { origin: name.to_owned(), what: what.to_owned() })
     }
 
     /// Returns whether the export is off, whatever the signals are.
@@ -449,6 +449,13 @@ const RATIO: &str = "a number from 0 to 1";
 
 fn ratio(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio)).ok_or_else(|| RATIO.to_owned())
+}
+
+/// Returns scheme, host and port of an endpoint.
+pub fn authority(text: &str) -> Option<String> {
+    let endpoint = endpoint(text, true, false).ok()?;
+    let scheme = text.split_once("://").map(|(scheme, _)| format!("{scheme}://")).unwrap_or_default();
+    Some(scheme + &endpoint.authority())
 }
 
 fn endpoint(text: &str, grpc: bool, insecure: bool) -> Result<OtlpEndpoint, String> {

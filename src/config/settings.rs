@@ -12,8 +12,8 @@ use tracing::Level;
 
 use super::ConfigError;
 use super::declare::{
-    IsChanged, Setting, SettingGroup, Source, Switches, choice, count, duration, duration_or_zero, group,
-    path, setting, settings, switch, text,
+    IsChanged, PATH, Setting, SettingGroup, Source, Switches, choice, count, duration, duration_or_zero,
+    group, path, setting, settings, switch, text,
 };
 use super::otlp::OtlpSettings;
 use super::sources::Values;
@@ -35,7 +35,7 @@ settings! {
         /// Address to listen on. Empty: no HTTP listener, for use with OTLP alone.
         listen: Vec<SocketAddr> = setting("web.listen-address", ("ADDRESS", "HOST:PORT or :PORT"), &[":10853"], address);
         /// Path of the metrics.
-        telemetry_path: String = setting("web.telemetry-path", ("PATH", "a path such as /metrics"), &["/metrics"], url_path);
+        telemetry_path: String = setting("web.telemetry-path", ("URL_PATH", "a path such as /metrics"), &["/metrics"], url_path);
         /// Limits of the HTTP server.
         limits: HttpLimits = group::<HttpLimits>();
         /// YAML file with TLS, passwords, headers and rate limit, in the format of Prometheus exporters. Changes are reloaded at
@@ -113,7 +113,7 @@ settings! {
     struct CriSettings {
         /// Socket of the kubelet's container runtime (CRI). The first one that responds is used; of the default ones, the first
         /// that has pods. Empty: off.
-        sockets: Vec<PathBuf> = setting("cri.endpoint", ("PATH", "a path"), &[
+        sockets: Vec<PathBuf> = setting("cri.endpoint", (PATH, "a path"), &[
             "/run/containerd/containerd.sock",
             "/run/crio/crio.sock",
             "/var/run/cri-dockerd.sock",
@@ -199,7 +199,7 @@ settings! {
         /// Directory of the ledger of OOM kills and exits. Empty: keep it in memory only, and lose it on exit.
         path: Option<PathBuf> = path("state.path", &["/var/lib/memledger"]);
         /// How long the ledger keeps events, 1h to 87840h; from a day after the boot on, before which the clock may be wrong. The counters keep counting them.
-        retention: Duration = duration("state.retention", &["2160h"], HOUR, 3660 * DAY);
+        retention: Duration = duration("state.retention", &["90d"], HOUR, 3660 * DAY);
         /// Maximum size of the ledger; beyond it the oldest events are removed. At least 1MiB.
         max_size_bytes: u64 = setting("state.max-size", ("SIZE", "a size such as 512KiB, 64MiB or 1GiB"), &["64MiB"], |text| size(text, 1 << 20));
         /// File to append each OOM kill and each exit to, as one line of JSON. It may be renamed at any time, as by logrotate.

@@ -1,6 +1,8 @@
 //! Parses a time in the past, from the command line and from queries of the API.
 
-use jiff::{SpanRelativeTo, Timestamp};
+use jiff::Timestamp;
+
+use super::parse_duration;
 
 /// The formats that [`since`] accepts, for help texts and errors.
 pub const EXPECTED: &str =
@@ -18,12 +20,7 @@ pub fn since(text: &str, now_unix: f64) -> Result<f64, String> {
     if let Ok(time) = text.parse::<Timestamp>() {
         return Ok(time.as_duration().as_secs_f64());
     }
-    let span = text.parse::<jiff::Span>().ok();
-    let duration = span.and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours()).ok());
-    match duration {
-        Some(duration) if !duration.is_negative() => Ok(now_unix - duration.as_secs_f64()),
-        _ => Err(invalid()),
-    }
+    parse_duration(text).map(|span| now_unix - span.as_secs_f64()).ok_or_else(invalid)
 }
 
 #[cfg(test)]

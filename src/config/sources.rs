@@ -1,17 +1,20 @@
 //! Where values come from: flags, the environment, the settings file, defaults, in this order of precedence.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::path::Path;
 
-use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 
-use super::declare::Setting;
+use super::declare::{PATH, Setting};
 use super::file::FileValue;
 use super::{ConfigError, SETTINGS, otlp, setting};
 
 /// The flag and the variable of the settings file.
 pub const CONFIG_FILE: (&str, &str) = ("config.file", "MEMLEDGER_CONFIG_FILE");
+/// The settings file that is read if it exists and no other is named.
+pub const DEFAULT_FILE: &str = "/etc/memledger/memledger.yml";
 
 /// Reads an environment variable.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -50,31 +53,155 @@ pub struct Values<'e> {
     pub environment: Environment<'e>,
 }
 
+/// The settings that a command takes as flags. All others it takes from variables and the file alone.
+#[derive(Clone, Copy, Debug)]
+pub struct CommandSettings {
+    /// Those in its help: keys, or beginnings of keys that end in a dot.
+    shown: &'static [&'static str],
+    /// Those that are seldom needed.
+    hidden: &'static [&'static str],
+}
+
+impl CommandSettings {
+    /// Of `serve`, and of commands that show what it would do.
+    pub const SERVE: Self = Self { shown: &[""], hidden: &[] };
+    /// Of commands that read the ledger.
+    pub const LEDGER: Self = Self { shown: &["state.path", "local.socket"], hidden: &["log."] };
+    /// Of commands that read the ledger and this host.
+    pub const HOST: Self = Self {
+        shown: &["state.path", "local.socket", "docker.socket", "podman.socket", "cri.endpoint"],
+        hidden: &["cri.", "container.", "oom.", "path.", "log."],
+    };
+    /// Of commands that ask the memledger that runs.
+    pub const CONTROL: Self = Self { shown: &["local.socket"], hidden: &["log."] };
+    /// Of `healthcheck`.
+    pub const HEALTH: Self =
+        Self { shown: &["local.socket", "web.listen-address"], hidden: &["web.config.file", "log."] };
+
+    fn are_in(keys: &[&str], key: &str) -> bool {
+        keys.iter().any(|it| *it == key || (it.is_empty() || it.ends_with('.')) && key.starts_with(it))
+    }
+}
+
+/// Where the flags of a command are listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlagForm {
+    /// In help texts and man pages, where a switch is one line: `--[no-]NAME`.
+    Help,
+    /// In completions of shells, with a few words each.
+    Completion,
+}
+
+/// The heading of settings in the help of a command.
+const HEADING: &str = "Settings (also by variable or file, like all the others: docs/config.md)";
+
+/// Settings that few need: the beginnings of their keys. `-h` leaves them out, `--help` has them.
+const RARE: &[&str] = &[
+    "web.max-",
+    "web.header-",
+    "web.idle-",
+    "pss.",
+    "cri.pod-",
+    "kubelet.",
+    "container.keep-",
+    "gpu.nvml-",
+    "gpu.sample-",
+    "gpu.deadline",
+    "gpu.release-",
+    "reporter.auto-",
+    "state.max-",
+    "oom.",
+    "otlp.",
+    "collector.",
+    "path.",
+];
+
 /// Adds the flags of all settings to a command.
 pub fn arguments(command: Command) -> Command {
+    arguments_of(command, CommandSettings::SERVE, FlagForm::Help)
+}
+
+/// Adds the flags of those settings to a command that it takes.
+pub fn arguments_of(command: Command, taken: CommandSettings, form: FlagForm) -> Command {
     let file = Arg::new(CONFIG_FILE.0)
         .long(CONFIG_FILE.0)
         .value_name("PATH")
-        .help(format!("Settings file (YAML); its keys are the flags' names. [env: {}]", CONFIG_FILE.1));
-    SETTINGS.iter().fold(command.arg(file), |command, setting| {
-        let flag =
-            Arg::new(setting.key).long(setting.key).value_name(setting.placeholder).help(help(setting));
-        let flag = flag.action(if setting.repeats { ArgAction::Append } else { ArgAction::Set });
-        if !setting.is_switch {
-            return command.arg(flag);
+        .value_hint(ValueHint::FilePath)
+        .help_heading(HEADING)
+        .help(format!(
+            "Settings file (YAML); its keys are the flags' names. [default: {DEFAULT_FILE}] [env: {}]",
+            CONFIG_FILE.1
+        ));
+    let command = command.arg(file).args_override_self(true);
+    SETTINGS.iter().fold(command, |command, setting| {
+        let is_shown = CommandSettings::are_in(taken.shown, setting.key);
+        let is_hidden = form == FlagForm::Help && CommandSettings::are_in(taken.hidden, setting.key);
+        if !is_shown && !is_hidden {
+            return command;
         }
-        let off = format!("no-{}", setting.key);
-        command
-            .arg(flag.num_args(0..=1).default_missing_value("true").require_equals(true))
-            .arg(Arg::new(off.clone()).long(off).action(ArgAction::SetTrue).hide(true))
+        let is_whole = taken.shown == [""];
+        let is_rare =
+            is_whole && form == FlagForm::Help && RARE.iter().any(|rare| setting.key.starts_with(rare));
+        let flag =
+            flag(setting, form, is_whole).help_heading(HEADING).hide(!is_shown).hide_short_help(is_rare);
+        match setting.is_switch {
+            true => command.arg(flag).arg(off_flag(setting, form)),
+            false => command.arg(flag),
+        }
     })
 }
 
-fn help(setting: &Setting) -> String {
-    match setting.default {
-        [] => setting.help.to_owned(),
-        values => format!("{} [default: {}]", setting.help, values.join(",")),
+fn flag(setting: &Setting, form: FlagForm, is_whole: bool) -> Arg {
+    let flag = Arg::new(setting.key).value_name(setting.placeholder).help(help(setting, form, is_whole));
+    let flag = match (setting.is_switch, form) {
+        (true, FlagForm::Help) => flag.long(format!("[no-]{}", setting.key)).alias(setting.key),
+        _ => flag.long(setting.key),
+    };
+    let flag = match (setting.is_switch, setting.repeats) {
+        (true, _) => flag.num_args(0..=1).default_missing_value("true").require_equals(true),
+        (_, true) => flag.action(ArgAction::Append),
+        _ => flag,
+    };
+    match setting.placeholder {
+        PATH => flag.value_hint(ValueHint::AnyPath),
+        _ if !setting.words.is_empty() => flag.value_parser(Words(setting.words.clone())),
+        _ => flag,
     }
+}
+
+/// Shows the words of a setting in help texts and completions. The setting checks them itself, wherever they come from.
+#[derive(Clone)]
+struct Words(Vec<&'static str>);
+
+impl TypedValueParser for Words {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(PossibleValue::new)))
+    }
+}
+
+fn off_flag(setting: &Setting, form: FlagForm) -> Arg {
+    let off = format!("no-{}", setting.key);
+    Arg::new(off.clone()).long(off).action(ArgAction::SetTrue).help("Off.").hide(form == FlagForm::Help)
+}
+
+/// Returns the help of a setting: all that is known of it for commands that take all of them, else its first sentence.
+fn help(setting: &Setting, form: FlagForm, is_whole: bool) -> String {
+    if form == FlagForm::Completion {
+        return setting.help.split(['.', ':', ',']).next().unwrap_or_default().to_owned();
+    }
+    let first = setting.help.find(". ").map_or(setting.help, |end| &setting.help[..=end]);
+    let default = match setting.default {
+        [] => String::new(),
+        [_, _, ..] if !is_whole => " [default: several]".to_owned(),
+        values => format!(" [default: {}]", values.join(",")),
+    };
+    format!("{}{default} [env: {}]", if is_whole { setting.help } else { first }, setting.variable())
 }
 
 impl<'e> Values<'e> {
@@ -192,28 +319,36 @@ fn raw_values<S: AsRef<str>>(texts: &[S], origin: &str, layer: Layer) -> Vec<Raw
 }
 
 fn from_flag(setting: &Setting, flags: &ArgMatches) -> Result<Option<Vec<RawValue>>, ConfigError> {
-    let is_set = flags.value_source(setting.key) == Some(ValueSource::CommandLine);
+    // a command does not take each setting as a flag
+    let is_set = flags.try_contains_id(setting.key).unwrap_or(false);
     let off = format!("no-{}", setting.key);
-    if setting.is_switch && flags.get_flag(&off) {
+    if setting.is_switch && flags.try_get_one(&off).ok().flatten() == Some(&true) {
         if is_set {
             let what = format!("conflicts with --{}; remove one of them", setting.key);
             return Err(ConfigError::Value { origin: format!("--{off}"), what });
         }
         return Ok(Some(raw_values(&["false"], &format!("--{off}"), Layer::Flag)));
     }
+    if !is_set {
+        return Ok(None);
+    }
     let texts = flags.get_many::<String>(setting.key).into_iter().flatten();
     let texts: Vec<_> = texts.flat_map(|text| setting.split(text)).collect();
-    Ok(is_set.then(|| raw_values(&texts, &format!("--{}", setting.key), Layer::Flag)))
+    Ok(Some(raw_values(&texts, &format!("--{}", setting.key), Layer::Flag)))
 }
 
-/// Returns those of these variables that have the prefix of a group of settings and are none, such as `MEMLEDGER_WEB_CONFIGFILE`.
+/// Returns those of these variables that look like a setting and are none: in a group of settings, such as `MEMLEDGER_WEB_CONFIGFILE`, or
+/// without the group, such as `MEMLEDGER_LISTEN_ADDRESS`.
 pub fn unknown_variables(names: impl IntoIterator<Item = String>) -> Vec<String> {
     let known: BTreeSet<String> = SETTINGS.iter().map(Setting::variable).collect();
     let group = |setting: &Setting| Some(setting.key.split_once('.')?.0.to_ascii_uppercase());
     let groups: BTreeSet<_> = SETTINGS.iter().filter_map(group).collect();
     let is_unknown = |name: &String| {
-        let group = name.strip_prefix("MEMLEDGER_").and_then(|rest| rest.split('_').next());
-        group.is_some_and(|group| groups.contains(group)) && !known.contains(name) && name != CONFIG_FILE.1
+        let Some(rest) = name.strip_prefix("MEMLEDGER_") else { return false };
+        let has_group = rest.split('_').next().is_some_and(|group| groups.contains(group));
+        let lacks_group =
+            || known.iter().any(|known| known.strip_suffix(rest).is_some_and(|before| before.ends_with('_')));
+        !known.contains(name) && name != CONFIG_FILE.1 && (has_group || lacks_group())
     };
     names.into_iter().filter(is_unknown).collect()
 }

@@ -60,7 +60,7 @@ fn rejects_invalid_values_with_what_is_expected() {
         ("--state.max-size=64", "such as 512KiB"),
         ("--state.max-size=512KiB", "at least 1.0 MiB"),
         ("--state.max-size=99999999999999GiB", "such as 512KiB"),
-        ("--state.retention=90d", "from 3600s"),
+        ("--state.retention=1m", "from 1h to 3660d"),
         ("--oom.kernel-log=journal", "auto, device, syslog, off"),
         ("--cri.pod-labels=team,a b", "such as app.kubernetes.io/name"),
         ("--web.lisen-address=:1", "web.listen-address"),

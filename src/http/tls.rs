@@ -28,8 +28,11 @@ impl ConfigFiles {
     /// # Errors
     /// A file is unreadable, or the settings are invalid.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Unreadable { path: path.to_path_buf(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
+            what: "the web configuration",
+            path: path.to_path_buf(),
+            source,
+        })?;
         let config = WebConfig::parse(path, &text)?;
         let pem = |pem: Option<&At<Pem>>| pem.map_or(Ok(vec![]), |pem| read(path, pem));
         let tls = config.tls.as_ref();

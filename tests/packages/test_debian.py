@@ -70,8 +70,8 @@ def test_deb_installs_and_reads_its_settings(machine, packages, containers):
     install(machine, deb(packages))
     assert machine.status("is-enabled", "memledger") == "enabled"
     check_service(machine, containers)
-    settings = machine.root / "etc/default/memledger"
-    settings.write_text(settings.read_text() + "\nMEMLEDGER_WEB_LISTEN_ADDRESS=127.0.0.1:10999\n")
+    settings = machine.root / "etc/memledger/memledger.yml"
+    settings.write_text(settings.read_text() + "\nweb.listen-address: 127.0.0.1:10999\n")
     machine.run("systemctl", "restart", "memledger")
     eventually("its other address", lambda: machine.run("curl", "--silent", "--fail", "http://127.0.0.1:10999/-/ready"))
 
@@ -101,7 +101,7 @@ def test_upgrade_restarts_the_service_and_loses_no_kill(machine, packages, next_
     held_start.touch()
     install(machine, deb(packages))
     machine.wait_until_ready()
-    settings = machine.root / "etc/default/memledger"
+    settings = machine.root / "etc/memledger/memledger.yml"
     settings.write_text(settings.read_text() + "\n# of the administrator\n")
     containers.append(oom_kill())
     machine.why(containers[-1])
@@ -137,7 +137,7 @@ def test_removal_keeps_ledger_and_settings_and_purge_leaves_nothing(machine, pac
 
     machine.run("apt-get", "-q", "-y", "remove", "memledger")
     assert machine.status("is-active", "memledger") != "active"
-    assert (machine.root / "var/lib/memledger").is_dir() and (machine.root / "etc/default/memledger").exists()
+    assert (machine.root / "var/lib/memledger").is_dir() and (machine.root / "etc/memledger/memledger.yml").exists()
     install(machine, deb(packages))
     machine.wait_until_ready()
     machine.why(containers[-1])

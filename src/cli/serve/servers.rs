@@ -68,6 +68,11 @@ pub(super) fn listen(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListener
             other => other,
         };
         let advice = match &bound {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::AddrInUse && has_wildcard_of(addresses, *address) =>
+            {
+                ": another --web.listen-address has all addresses of that port; remove one of the two"
+            }
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
                 ": the address is in use by another program, perhaps another memledger; stop it or set another --web.listen-address"
             }
@@ -76,6 +81,12 @@ pub(super) fn listen(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListener
         listeners.push(bound.with_context(|| format!("cannot listen on {address}{advice}"))?);
     }
     Ok(listeners)
+}
+
+/// Returns whether one of these addresses and another one of that port cannot be listened on together.
+fn has_wildcard_of(addresses: &[SocketAddr], address: SocketAddr) -> bool {
+    let same_port = || addresses.iter().filter(|other| other.port() == address.port() && address.port() != 0);
+    same_port().count() > 1 && same_port().any(|other| other.ip().is_unspecified())
 }
 
 /// The servers of all listeners.
