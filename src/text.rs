@@ -15,9 +15,16 @@ pub fn first_chars(text: &str, max: usize) -> &str {
     text.char_indices().nth(max).map_or(text, |(end, _)| &text[..end])
 }
 
+/// Longest name that is compared, in bytes.
+const MAX_COMPARED: usize = 256;
+
 /// Returns the names nearest to an unknown one, as the end of a sentence about it; empty without names.
 pub fn nearest<N: AsRef<str>>(names: impl IntoIterator<Item = N>, wanted: &str) -> String {
-    let names = names.into_iter().filter(|name| !name.as_ref().is_empty());
+    // comparing takes time and memory by the product of both lengths
+    let is_short = |text: &str| text.len() <= MAX_COMPARED;
+    let names = names
+        .into_iter()
+        .filter(|name| !name.as_ref().is_empty() && is_short(name.as_ref()) && is_short(wanted));
     let mut names: Vec<_> = names
         .map(|name| (strsim::damerau_levenshtein(name.as_ref(), wanted), name.as_ref().to_owned()))
         .collect();
@@ -33,6 +40,12 @@ pub fn nearest<N: AsRef<str>>(names: impl IntoIterator<Item = N>, wanted: &str) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn name_of_any_length_is_not_compared() {
+        assert_eq!(nearest(["train"], &"x".repeat(300)), "");
+        assert_eq!(nearest([&*"x".repeat(300), "train"], "tran"), "; the nearest known names are \"train\"");
+    }
 
     #[derive(Debug, thiserror::Error)]
     #[error("{0}")]

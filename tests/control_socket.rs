@@ -236,7 +236,7 @@ fn refuses_processes_that_it_cannot_see() {
     assert!(response.starts_with("HTTP/1.0 403") && response.contains("pid: host"), "{response}");
     let (code, text, errors) = controlled.verb(&["why", "train"]);
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(code == Some(1) && text.contains("hostPID: true"), "{text}{errors}");
+    assert!(code == Some(3) && text.contains("hostPID: true"), "{text}{errors}");
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn events_exits_quietly_when_its_reader_closes_the_pipe() {
     drop(store_with(dir.path(), (1..=5000).map(|id| exit(id, "train", id as f64))));
     let mut child = Command::new(binary())
         .args(["events", "--json", "--limit=0", &state(dir.path())])
-        .args(LEDGER_ONLY)
+        .envs(LEDGER_ONLY)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -42,7 +42,7 @@ fn config_check_prints_every_error_and_no_secret() {
     let (code, out, text) = run(&["config", "check", path]);
     assert_eq!((code, out), (Some(0), format!("{path}: no errors\n")), "{text}");
     let (code, _, text) = run(&["config", "check", "/nonexistent.yaml"]);
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(3));
     assert!(text.contains("cannot read the settings file /nonexistent.yaml: No such file"), "{text}");
 }
 
@@ -55,7 +55,7 @@ fn config_show_names_the_origin_of_each_value_and_hides_secrets() {
     let variables = [
         ("MEMLEDGER_SAMPLE_INTERVAL", "2s"),
         ("MEMLEDGER_CRI_ENDPOINT", ""),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://hunter2.example:4318"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector.example:4318/hunter2?key=hunter2"),
         ("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "1500"),
     ];
     let output = with_environment(&["config", "show", &flag, "--gpu.interval=3s", "--json"], &variables);
@@ -85,6 +85,12 @@ fn config_show_names_the_origin_of_each_value_and_hides_secrets() {
     assert!(timeouts.len() == 2 && timeouts[1].contains("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT"), "{timeouts:?}");
     assert!(timeouts[1].contains(r#""signal":"logs","values":["1500ms"]"#), "{timeouts:?}");
     assert_eq!(of("otlp.endpoint").len(), 3, "its own, and that of each signal that is on: {text}");
+    assert!(
+        of("otlp.endpoint")
+            .iter()
+            .any(|value| value.contains(r#""values":["http://collector.example:4318"]"#)),
+        "{text}"
+    );
     assert!(!text.contains("hunter2"), "{text}");
     let (code, table, _) = run(&["config", "show", "--gpu.interval=3s"]);
     let row = table.lines().find(|line| line.starts_with("gpu.interval ")).unwrap();
@@ -160,4 +166,39 @@ fn variable_that_is_not_utf8_is_rejected() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("MEMLEDGER_SAMPLE_INTERVAL: "), "{text}");
+}
+
+#[test]
+fn help_of_a_command_fits_a_screen_and_completions_are_small() {
+    for (command, lines) in [("why", 40), ("events", 40), ("runs", 40), ("advise", 40), ("cleanup", 40)] {
+        let output = with_environment(&[command, "--help"], &[("COLUMNS", "100")]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.lines().count() <= lines && text.contains("[env: MEMLEDGER_LOCAL_SOCKET]"), "{text}");
+        assert!(text.find("--json") < text.find("--config.file"), "its own options come first: {text}");
+        assert!(text.contains("Exit status: 0 "), "{text}");
+    }
+    let output = with_environment(&["serve", "--help"], &[("COLUMNS", "100")]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("--[no-]collector.gpu") && text.contains("[possible values: debug, info, warn, error]"),
+        "{text}"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(run(&["package-files", folder.path().to_str().unwrap()]).0, Some(0));
+    let completions: Vec<String> = ["memledger.bash", "_memledger", "memledger.fish"]
+        .map(|name| std::fs::read_to_string(folder.path().join("completions").join(name)).unwrap())
+        .into();
+    assert!(completions.iter().map(String::len).sum::<usize>() < 80_000);
+    for text in completions {
+        for word in ["kernel-log", "no-collector.gpu", "otlp.endpoint", "logfmt"] {
+            assert!(text.contains(word), "{word}");
+        }
+    }
+}
+
+#[test]
+fn later_flag_replaces_an_earlier_one() {
+    let (code, table, _) = run(&["config", "show", "--gpu.interval=3s", "--gpu.interval=5s"]);
+    assert_eq!(code, Some(0));
+    assert!(table.lines().any(|line| line.split_whitespace().take(2).eq(["gpu.interval", "5s"])), "{table}");
 }

@@ -427,12 +427,12 @@ fn why_without_events_names_known_containers_and_advice() {
         (vec!["why", "", &state], 2, "the container is empty; set its name"),
         (
             vec!["why", "x", "--state.path=/nonexistent/ledger"],
-            1,
+            3,
             "There is no ledger in /nonexistent/ledger",
         ),
         (
             vec!["why", "x", "--state.path=", "--local.socket=/nonexistent/a"],
-            1,
+            3,
             "no memledger serve answers on the control socket /nonexistent/a",
         ),
         (vec!["why", &state], 0, "The newest OOM kill or abnormal end of a container on this host"),
@@ -469,7 +469,7 @@ fn hanging_memledger_does_not_delay_the_verdict() {
             let (code, out, err) = run(&[&[verb], &arguments[..]].concat());
             let took = Timestamp::now().since(began);
             let text = format!("{out}{err}").split_whitespace().collect::<Vec<_>>().join(" ");
-            assert_eq!(code, Some(1), "{text}");
+            assert_eq!(code, Some(3), "{text}");
             assert!(text.contains(expected), "{verb} {arguments:?}: no {expected:?} in {text}");
             took < Duration::from_secs(2)
         };

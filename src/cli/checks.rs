@@ -17,9 +17,10 @@ use std::time::Duration;
 
 use bollard::query_parameters::{EventsOptions, ListContainersOptions};
 use futures_util::StreamExt;
+use serde::Serialize;
 
 use crate::clock::Timestamp;
-use crate::config::{self, Config, RuntimeEndpoint};
+use crate::config::{self, Config, DEFAULT_FILE, RuntimeEndpoint};
 use crate::discover::cgroup_tree::CgroupTree;
 use crate::discover::{Hierarchy, Version, docker};
 use crate::gpu::DriverState;
@@ -33,7 +34,8 @@ const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYSLOG: u32 = 34;
 
 /// The state of a source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum CheckState {
     /// It works.
     Good,
@@ -53,7 +55,7 @@ pub enum Verbosity {
 }
 
 /// The check of one source.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Check {
     /// The name of the source.
     pub source: &'static str,
@@ -62,9 +64,12 @@ pub struct Check {
     /// memledger cannot run without it.
     pub required: bool,
     /// Printed at the start of `serve` only if there is a problem.
+    #[serde(skip)]
     detail: bool,
     found: String,
+    #[serde(skip_serializing_if = "str::is_empty")]
     lost: &'static str,
+    #[serde(skip_serializing_if = "String::is_empty")]
     fix: String,
 }
 
@@ -134,6 +139,7 @@ pub async fn run_checks(
         checks.push(control_socket::run_check(config)); // and by creating it
     }
     checks.extend([reporter::run_check(config), open_files(), web(config)]);
+    checks.push(settings_file(config));
     checks.extend(unknown_variables());
     if pods::in_pod() {
         checks.iter_mut().for_each(pods::advise);
@@ -332,6 +338,15 @@ fn unknown_variables() -> Vec<Check> {
         Check::bad("environment", found, "what it should set", "correct the name: see docs/config.md")
     };
     config::unknown_variables(names).into_iter().map(check).collect()
+}
+
+/// Shows which settings file is in force.
+fn settings_file(config: &Config) -> Check {
+    match &config.file {
+        Some(file) => Check::good("settings", file.display().to_string()),
+        None => Check::good("settings", format!("no file: {DEFAULT_FILE} does not exist, or is not wanted")),
+    }
+    .detail()
 }
 
 /// Checks the access control of the HTTP server.

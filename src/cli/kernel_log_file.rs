@@ -8,8 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use crate::clock::Timestamp;
-use crate::explain::explain_logged;
-use crate::explain::{LoggedKill, LoggedKills};
+use crate::explain::{LoggedKill, LoggedKills, WhyDocument, explain_logged};
 use crate::export::verdict_text::{render, render_all, render_head};
 use crate::parse::kernel_log::text_log::{MissingLines, TextLine, TextLog, UnreadKill};
 
@@ -21,8 +20,9 @@ const LINE_OVERHEAD: usize = 32;
 /// Programs of Windows write UTF-16. So much of it is read.
 const MAX_UTF16_BYTES: u64 = 64 << 20;
 
-/// Earlier kills of which the first lines are printed.
-const MAX_EARLIER: usize = 10;
+/// The newest kills, which are printed with details, and those before them, of which the first lines are.
+const MAX_DETAILED: usize = 3;
+const MAX_BRIEF: usize = 10;
 
 /// What is printed of a log.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct LogQuery<'a> {
     pub last: bool,
     /// Everything of each.
     pub all: bool,
-    /// As JSON.
+    /// As JSON, one object a line.
     pub json: bool,
 }
 
@@ -57,9 +57,6 @@ pub fn run(query: &LogQuery<'_>) -> anyhow::Result<ExitCode> {
         kills.drain(..kills.len().saturating_sub(1));
     }
     if kills.is_empty() {
-        if query.json {
-            super::print("[]\n")?;
-        }
         eprintln!("memledger: {}", none_found(name, query.container, (all, omitted), &log));
         return Ok(ExitCode::from(super::NO));
     }
@@ -102,25 +99,27 @@ fn print(query: &LogQuery<'_>, kills: &[LoggedKill], missing: Option<&str>) -> a
     let now = Timestamp::now().unix_seconds();
     let verdicts = kills.iter().map(|logged| explain_logged(logged, missing, now));
     if query.json {
-        let verdicts: Vec<_> = verdicts.collect();
-        return Ok(super::print(&(serde_json::to_string_pretty(&verdicts)? + "\n"))?);
+        let lines = verdicts
+            .map(|verdict| serde_json::to_string(&WhyDocument::verdict(&verdict)).map(|line| line + "\n"));
+        return Ok(super::print(&lines.collect::<Result<String, _>>()?)?);
     }
-    let earlier = kills.len().saturating_sub(1);
-    let hidden = if query.all { 0 } else { earlier.saturating_sub(MAX_EARLIER) };
+    let brief = if query.all { 0 } else { kills.len().saturating_sub(MAX_DETAILED) };
+    let hidden = brief.saturating_sub(MAX_BRIEF);
     let mut screens: Vec<String> = verdicts
         .enumerate()
         .skip(hidden)
         .map(|(at, verdict)| match query.all {
             true => render_all(&verdict),
-            false if at < earlier => render_head(&verdict),
+            false if at < brief => render_head(&verdict),
             false => render(&verdict),
         })
         .collect();
-    if !query.all && earlier > 0 {
+    if brief > 0 {
         let kills = kills.len();
         let newest = if hidden > 0 { format!("The newest {} of ", kills - hidden) } else { String::new() };
-        let first =
-            format!("{newest}{kills} OOM kills, the last with its details: --all has those of each.\n");
+        let first = format!(
+            "{newest}{kills} OOM kills, the last {MAX_DETAILED} with details: --all has those of each.\n"
+        );
         screens.insert(0, first);
     }
     Ok(super::print(&screens.join("\n"))?)

@@ -4,6 +4,7 @@ mod export;
 mod servers;
 mod sources;
 
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -72,18 +73,31 @@ fn drop_capabilities(config: &Config) {
 struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
 }
 
 impl StopSignals {
     fn new() -> std::io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        let [terminate, interrupt, hangup] =
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
+        Ok(Self { terminate: terminate?, interrupt: interrupt?, hangup: hangup? })
     }
 
     /// Returns the name of the next signal.
     async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.hangup.recv() => {}
+            }
+            if std::io::stderr().is_terminal() {
+                return "SIGHUP"; // that was closed
+            }
+            // from logrotate, or from who wants a reload: nohup too ignores it
+            tracing::info!(
+                "SIGHUP: the web configuration and --events.file are followed anyway; other settings need a restart"
+            );
         }
     }
 }

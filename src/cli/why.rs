@@ -18,8 +18,8 @@ use crate::discover::history::ExistingContainer;
 use crate::events::{Kill, KillOwner, LedgerEvent};
 use crate::explain::live::{HostHistory, current_usage, subject_of};
 use crate::explain::{
-    Cause, Verdict, add_container, add_cuda_error, add_logged_error, kill_line, never_started, not_found,
-    query_verdict, verdict_without_events,
+    self, Cause, Verdict, add_container, add_cuda_error, add_logged_error, kill_line, never_started,
+    not_found, query_verdict, verdict_without_events,
 };
 use crate::export::verdict_text::{render, render_all, wrapped};
 use crate::ledger::store::Query;
@@ -126,11 +126,21 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let verdict = without_events(&config, existing, now);
         answer.print(&verdict)?;
         let is_found = verdict.cause != Cause::Nothing;
-        return Ok(if is_found { ExitCode::SUCCESS } else { ExitCode::from(super::NO) });
+        return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&ledger, &host) });
     }
     let known = not_found(container, host.containers.iter().map(|it| &*it.named.name), events)?;
     answer.print_unknown(&known)?;
-    Ok(ExitCode::from(super::NO))
+    Ok(none_found(&ledger, &host))
+}
+
+/// Returns the exit status where nothing was found: that is an answer only if there was something to read.
+fn none_found(ledger: &LedgerSource<'_>, host: &HostHistory) -> ExitCode {
+    let is_read = match ledger {
+        LedgerSource::File(_) | LedgerSource::ControlSocket { .. } => true,
+        LedgerSource::Missing => host.coverage.has_kernel_log(),
+        LedgerSource::Unreadable => false,
+    };
+    ExitCode::from(if is_read { super::NO } else { super::UNANSWERED })
 }
 
 /// Returns the verdict on a container of which neither a kill nor an end is known.
@@ -232,13 +242,9 @@ impl Answer<'_> {
     fn print(&self, verdict: &Verdict) -> anyhow::Result<()> {
         let unknown = self.kills_that_may_be_meant(verdict);
         if self.is_json {
-            let mut json = serde_json::to_value(verdict)?;
-            json["coverage"] = serde_json::to_value(&self.host.coverage)?;
-            if self.wanted.is_some() {
-                json["kills_of_unknown_containers"] = serde_json::to_value(events_of(&unknown))?;
-            }
-            super::print(&(serde_json::to_string_pretty(&json)? + "\n"))?;
-            return Ok(());
+            let kills = self.wanted.map(|_| &*unknown);
+            let answer = explain::WhyDocument::verdict(verdict).with_host(&self.host.coverage, kills);
+            return Ok(super::print(&answer.to_json()?)?);
         }
         let mut text = String::new();
         if self.is_bare {
@@ -289,12 +295,8 @@ impl Answer<'_> {
     fn print_unknown(&self, known: &str) -> anyhow::Result<()> {
         let unknown = self.kills_of_unknown_containers();
         if self.is_json {
-            let json = serde_json::json!({
-                "found": false, "message": known, "kills_of_unknown_containers": events_of(&unknown),
-                "coverage": self.host.coverage,
-            });
-            super::print(&(serde_json::to_string_pretty(&json)? + "\n"))?;
-            return Ok(());
+            let answer = explain::WhyDocument::unknown(known).with_host(&self.host.coverage, Some(&unknown));
+            return Ok(super::print(&answer.to_json()?)?);
         }
         let mut text = String::new();
         wrapped(&mut text, "", known);
@@ -325,8 +327,4 @@ impl Answer<'_> {
             wrapped(text, "  ", &format!("and {skipped} older: --all"));
         }
     }
-}
-
-fn events_of(kills: &[&Kill]) -> Vec<LedgerEvent> {
-    kills.iter().map(|kill| LedgerEvent::OomKill((*kill).clone())).collect()
 }

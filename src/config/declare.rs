@@ -170,6 +170,17 @@ impl Source<bool> for IsChanged {
     }
 }
 
+/// The settings file that was read.
+pub struct FileInUse;
+
+impl Source<Option<PathBuf>> for FileInUse {
+    fn declare(self, _: &'static str, _: &mut Vec<Setting>) {}
+
+    fn read(self, values: &Values<'_>) -> Result<Option<PathBuf>, ConfigError> {
+        Ok(values.file.clone())
+    }
+}
+
 /// Switches that are on by default, with their help: the set of those that are on, without the part before the dot.
 pub struct Switches(pub &'static [(&'static str, &'static str)]);
 

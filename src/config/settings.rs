@@ -12,8 +12,8 @@ use tracing::Level;
 
 use super::ConfigError;
 use super::declare::{
-    IsChanged, PATH, Setting, SettingGroup, Source, Switches, choice, count, duration, duration_or_zero,
-    group, path, setting, settings, switch, text,
+    FileInUse, IsChanged, PATH, Setting, SettingGroup, Source, Switches, choice, count, duration,
+    duration_or_zero, group, path, setting, settings, switch, text,
 };
 use super::otlp::OtlpSettings;
 use super::sources::Values;
@@ -32,6 +32,8 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 settings! {
     /// All settings, validated.
     struct Config {
+        /// The settings file that was read.
+        file: Option<PathBuf> = FileInUse;
         /// Address to listen on. Empty: no HTTP listener, for use with OTLP alone.
         listen: Vec<SocketAddr> = setting("web.listen-address", ("ADDRESS", "HOST:PORT or :PORT"), &[":10853"], address);
         /// Path of the metrics.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
@@ -49,6 +49,8 @@ pub struct RawValue {
 #[derive(Clone)]
 pub struct Values<'e> {
     given: BTreeMap<&'static str, Vec<RawValue>>,
+    /// The settings file that was read.
+    pub file: Option<PathBuf>,
     /// The environment, for variables that are not memledger's own.
     pub environment: Environment<'e>,
 }
@@ -73,7 +75,7 @@ impl CommandSettings {
         hidden: &["cri.", "container.", "oom.", "path.", "log."],
     };
     /// Of commands that ask the memledger that runs.
-    pub const CONTROL: Self = Self { shown: &["local.socket"], hidden: &["log."] };
+    pub const CONTROL: Self = Self { shown: &["local.socket"], hidden: &["state.path", "log."] };
     /// Of `healthcheck`.
     pub const HEALTH: Self =
         Self { shown: &["local.socket", "web.listen-address"], hidden: &["web.config.file", "log."] };
@@ -226,7 +228,11 @@ impl<'e> Values<'e> {
                 });
             values.insert(setting.key, found);
         }
-        let mut this = Self { given: values, environment };
+        let mut this = Self {
+            given: values,
+            file: Some(path.to_path_buf()).filter(|path| !path.as_os_str().is_empty()),
+            environment,
+        };
         this.settle();
         Ok(this)
     }

@@ -46,6 +46,49 @@ fn flag_overrides_file_and_file_overrides_default() {
 }
 
 #[test]
+fn default_file_is_read_if_no_other_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let [default, named] = ["memledger.yml", "other.yml"].map(|name| dir.path().join(name));
+    std::fs::write(&default, "sample.interval: 2s\n").unwrap();
+    std::fs::write(&named, "pss.interval: 1m\n").unwrap();
+    let command = || arguments(Command::new("memledger").no_binary_name(true));
+    let read = |flags: &[&str], variable: Option<&str>| {
+        let environment = |name: &str| variable.filter(|_| name == CONFIG_FILE.1).map(str::to_owned);
+        let values = values(&command().get_matches_from(flags), &environment, Some(default.clone())).unwrap();
+        Config::read(&values).unwrap()
+    };
+    let config = read(&[], None);
+    assert_eq!((config.sample_interval, config.file.as_ref()), (Duration::from_secs(2), Some(&default)));
+    assert_eq!(read(&["--sample.interval=5s"], None).sample_interval, Duration::from_secs(5));
+    let flag = format!("--config.file={}", named.display());
+    for config in [read(&[&flag], None), read(&[], named.to_str())] {
+        assert_eq!((config.sample_interval, config.file.as_ref()), (Duration::from_secs(1), Some(&named)));
+    }
+    for config in [read(&["--config.file="], None), read(&[], Some(""))] {
+        assert_eq!((config.sample_interval, config.file), (Duration::from_secs(1), None));
+    }
+}
+
+#[test]
+fn help_of_serve_has_each_setting_and_commands_take_those_that_concern_them() {
+    let help = |taken| {
+        arguments_of(Command::new("why"), taken, FlagForm::Help)
+            .term_width(100)
+            .render_long_help()
+            .to_string()
+    };
+    let of_serve = help(CommandSettings::SERVE);
+    for setting in SETTINGS.iter() {
+        let flag =
+            if setting.is_switch { format!("--[no-]{}", setting.key) } else { format!("--{} ", setting.key) };
+        assert!(of_serve.contains(&flag) && of_serve.contains(&setting.variable()), "{flag}");
+    }
+    let rejected = arguments_of(Command::new("why"), CommandSettings::HOST, FlagForm::Help)
+        .try_get_matches_from(["why", "--web.max-requests=1"]);
+    assert!(rejected.is_err(), "it means nothing there");
+}
+
+#[test]
 fn rejects_invalid_values_with_what_is_expected() {
     for (flag, says) in [
         ("--sample.interval=1ms", "from 100ms"),

@@ -9,6 +9,7 @@
 //! The caller provides the events; `export::verdict_text` renders the screen.
 
 mod advice;
+mod answer;
 mod container_log;
 mod cuda_oom;
 mod limit;
@@ -34,6 +35,7 @@ use crate::events::{
     PriorUsage, UsageSample, Victim,
 };
 use crate::ledger::store::Query;
+pub use answer::WhyDocument;
 pub use container_log::{add_cuda_error, add_logged_error};
 use live::CurrentUsage;
 pub use log_file::{LoggedKill, LoggedKills};

@@ -10,6 +10,7 @@ pub mod bounds;
 mod kernel_fs;
 mod backoff;
 pub mod capabilities;
+pub mod groups;
 pub mod heap;
 pub mod panics;
 pub mod process;

@@ -1,15 +1,16 @@
 //! Access control for all listeners: TLS, passwords, client certificates, rate and connection limits.
 //!
-//! `--web.config.file` and the files that it names are read again every second. An unusable configuration is logged once and
-//! the previous one stays in use. The same holds for a change that would remove protection at run time, such as TLS or the
-//! last user: a file that is being written is empty for a moment, and that must not open anything. To remove protection,
-//! restart memledger.
+//! `--web.config.file` and the files that it names are read again every second. What narrows access is applied from every file that can
+//! be parsed: users that are gone or have another password, another CA, other names. What would remove protection at run time is not,
+//! such as no TLS or no users: a file that is being written is empty for a moment, and that must not open anything. Then, and where a
+//! certificate is unusable, the protection that was there stays in use for the rest, which is logged once. After the last user is gone no
+//! password is valid. To remove protection, restart memledger.
 //!
 //! Each change to who is admitted starts a new generation of the configuration; connections of older generations are closed.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::http::request::Parts;
@@ -29,6 +30,8 @@ use crate::text::error_chain;
 
 /// How often the configuration files are read.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+/// Reading them takes longer only where their file system hangs.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A query that makes authorization panic, in unit tests only.
 #[cfg(test)]
@@ -64,6 +67,8 @@ pub struct SecurityConfig {
     /// TLS settings; `None` for plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
     headers: HeaderMap,
+    /// The last user was removed at run time: passwords are required, and none is valid.
+    is_locked: bool,
     /// Increases with each change to who is admitted.
     pub generation: u64,
 }
@@ -75,7 +80,7 @@ impl SecurityConfig {
             let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
             Some((name, HeaderValue::from_str(value).ok()?))
         });
-        Ok(Self { headers: headers.collect(), tls, files, generation: 0 })
+        Ok(Self { headers: headers.collect(), tls, files, is_locked: false, generation: 0 })
     }
 
     /// Returns a summary for people.
@@ -99,7 +104,7 @@ impl SecurityConfig {
 
     /// Returns whether certificates that clients present are verified.
     pub fn verifies_clients(&self) -> bool {
-        matches!(self.client_auth(), ClientAuth::VerifyIfGiven | ClientAuth::RequireAndVerify)
+        self.client_auth() != ClientAuth::None
     }
 
     fn limits_ciphers(&self) -> [bool; 2] {
@@ -108,7 +113,7 @@ impl SecurityConfig {
     }
 
     fn requires_password(&self) -> bool {
-        !self.files.config.users.is_empty()
+        self.is_locked || !self.files.config.users.is_empty()
     }
 
     fn restricts_client_names(&self) -> bool {
@@ -130,9 +135,6 @@ impl SecurityConfig {
         if self.client_auth().is_mandatory() && !newer.client_auth().is_mandatory() {
             return Some("client certificates would no longer be required");
         }
-        if self.client_auth() == ClientAuth::RequireAndVerify && !newer.verifies_clients() {
-            return Some("client certificates would no longer be verified");
-        }
         if self.restricts_client_names() && !newer.restricts_client_names() {
             return Some("client certificates of any name would be accepted");
         }
@@ -147,10 +149,56 @@ impl SecurityConfig {
     }
 }
 
+/// Returns these files with the protection of the older ones wherever it is weaker: TLS and its parts, and the rate limit. Users are
+/// those of the newer ones.
+fn narrowed(older: &ConfigFiles, mut newer: ConfigFiles) -> ConfigFiles {
+    match (&older.config.tls, &mut newer.config.tls) {
+        (Some(_), None) => newer.take_tls(older),
+        (Some(old), Some(new)) => {
+            if old.client_auth.is_mandatory() && !new.client_auth.is_mandatory() {
+                new.client_auth = old.client_auth;
+                if new.client_ca.is_none() {
+                    new.client_ca = old.client_ca.clone();
+                    newer.client_ca = older.client_ca.clone();
+                }
+            }
+            if new.client_names.is_empty() {
+                new.client_names = old.client_names.clone();
+            }
+            if new.cipher_suites.is_empty() {
+                new.cipher_suites = old.cipher_suites.clone();
+            }
+            if new.groups.is_empty() {
+                new.groups = old.groups.clone();
+            }
+            new.lowest = new.lowest.max(old.lowest);
+            new.highest = new.highest.max(new.lowest);
+        }
+        (None, _) => {}
+    }
+    newer.config.rate = newer.config.rate.or(older.config.rate);
+    newer
+}
+
+/// A change of the configuration that is not applied as it is.
+struct RejectedChange {
+    reason: String,
+    /// What is applied of it; `None` if the file cannot be parsed.
+    instead: Option<Box<ConfigFiles>>,
+}
+
+impl From<ConfigError> for RejectedChange {
+    fn from(error: ConfigError) -> Self {
+        Self { reason: error_chain(&error), instead: None }
+    }
+}
+
 /// Admits connections and requests.
 pub struct AccessControl {
     file: Option<PathBuf>,
     security: RwLock<Arc<SecurityConfig>>,
+    /// Why the last read of the files was rejected.
+    last_rejection: Mutex<String>,
     stats: Arc<HttpStats>,
     basic_auth: BasicAuth,
     rate_limiter: RateLimiter,
@@ -183,6 +231,7 @@ impl AccessControl {
         Ok(Self {
             file: config.web_config.clone(),
             security: RwLock::new(Arc::new(security)),
+            last_rejection: Mutex::default(),
             stats,
             basic_auth: BasicAuth::new()
                 .map_err(|_| anyhow::anyhow!("cannot read random numbers from the kernel"))?,
@@ -291,7 +340,18 @@ impl AccessControl {
             tokio::time::sleep(RELOAD_INTERVAL).await;
             let (this, path) = (Arc::clone(&self), file.clone());
             // reads may hang on a network file system
-            let reloaded = tokio::task::spawn_blocking(move || this.reload_if_changed(&path)).await;
+            let mut reload = tokio::task::spawn_blocking(move || this.reload_if_changed(&path));
+            let reloaded = match tokio::time::timeout(READ_TIMEOUT, &mut reload).await {
+                Ok(reloaded) => reloaded,
+                Err(_) => {
+                    self.report_rejected(
+                        &file,
+                        "reading it takes long: its file system hangs".to_owned(),
+                        &mut last_error,
+                    );
+                    reload.await
+                }
+            };
             match reloaded.unwrap_or_else(|error| Err(error.to_string())) {
                 Ok(is_new) => {
                     if is_new || !last_error.is_empty() {
@@ -300,37 +360,84 @@ impl AccessControl {
                     last_error.clear();
                     self.stats.set_config_in_use(true);
                 }
-                Err(error) => {
-                    if error != last_error {
-                        let message = "web configuration rejected; the previous one stays in use";
-                        tracing::warn!(file = %file.display(), error, message);
-                    }
-                    last_error = error;
-                    self.stats.set_config_in_use(false);
-                }
+                Err(error) => self.report_rejected(&file, error, &mut last_error),
             }
         }
     }
 
+    /// Logs an error once.
+    fn report_rejected(&self, file: &Path, error: String, last_error: &mut String) {
+        if error != *last_error {
+            let message = "web configuration rejected; the previous one stays in use, without users that the new one has not";
+            tracing::warn!(file = %file.display(), error, message);
+        }
+        *last_error = error;
+        self.stats.set_config_in_use(false);
+    }
+
     /// Reads the files and applies a change. Returns whether there was one.
     fn reload_if_changed(&self, file: &Path) -> Result<bool, String> {
-        let chain = |error: ConfigError| error_chain(&error);
-        let files = ConfigFiles::read(file).map_err(chain)?;
         let old = self.security();
-        if old.files == files {
-            return Ok(false);
+        match self.changed(&old, file) {
+            Ok(None) => Ok(false),
+            Ok(Some(newer)) => {
+                self.apply(&old, newer);
+                Ok(true)
+            }
+            Err(RejectedChange { reason, instead }) => {
+                if let Some(files) = instead.filter(|_| self.is_settled(&reason)) {
+                    let newer =
+                        SecurityConfig::from_files(*files, file).map_err(|error| error_chain(&error))?;
+                    let is_locked = old.requires_password() && newer.files.config.users.is_empty();
+                    if newer.files != old.files || is_locked != old.is_locked {
+                        self.apply(&old, SecurityConfig { is_locked, ..newer });
+                    }
+                }
+                Err(reason)
+            }
         }
-        let mut newer = SecurityConfig::from_files(files, file).map_err(chain)?;
-        if let Some(reason) = old.weakened_by(&newer) {
-            return Err(format!("{reason}; restart memledger to apply it"));
+    }
+
+    /// Returns whether the last read had the same error: a file that is being written is complete at the next one.
+    fn is_settled(&self, reason: &str) -> bool {
+        let mut last = self.last_rejection.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = *last == reason;
+        reason.clone_into(&mut last);
+        is_same
+    }
+
+    /// Returns the configuration of the files; `None` if they are those in use.
+    fn changed(&self, old: &SecurityConfig, file: &Path) -> Result<Option<SecurityConfig>, RejectedChange> {
+        let config = ConfigFiles::parse(file)?;
+        // without the certificates of the new file, those in use serve the users that are left
+        let with_old_certificates = |error: ConfigError| {
+            let mut files = old.files.clone();
+            let left = config.users.iter().filter(|(name, _)| old.files.config.users.contains_key(*name));
+            files.config.users = left.map(|(name, hash)| (name.clone(), hash.clone())).collect();
+            RejectedChange { reason: error_chain(&error), instead: Some(Box::new(files)) }
+        };
+        let files = ConfigFiles::with_certificates(config.clone(), file).map_err(with_old_certificates)?;
+        if old.files == files && !old.is_locked {
+            return Ok(None);
         }
-        let is_access_changed = !old.files.admits_same_clients(&newer.files);
+        let newer = SecurityConfig::from_files(files.clone(), file).map_err(with_old_certificates)?;
+        match old.weakened_by(&newer) {
+            None => Ok(Some(newer)),
+            Some(reason) => Err(RejectedChange {
+                reason: format!("{reason}; restart memledger to apply it"),
+                instead: Some(Box::new(narrowed(&old.files, files))),
+            }),
+        }
+    }
+
+    fn apply(&self, old: &SecurityConfig, mut newer: SecurityConfig) {
+        let is_access_changed =
+            !old.files.admits_same_clients(&newer.files) || old.is_locked != newer.is_locked;
         newer.generation = old.generation + u64::from(is_access_changed);
         *self.security.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(newer);
         if is_access_changed {
             self.close_connections();
         }
-        Ok(true)
     }
 }
 
@@ -360,18 +467,14 @@ mod tests {
 
     #[test]
     fn change_that_removes_protection_is_found() {
-        let types = ["RequestClientCert", "RequireAnyClientCert"];
-        let [request, any] = types.map(|kind| with_tls(&format!("  client_auth_type: {kind}\n")));
+        let none = with_tls("");
         let verified = |kind: &str| with_tls(&format!("  client_ca_file: a\n  client_auth_type: {kind}\n"));
         let (if_given, required) =
             (verified("VerifyClientCertIfGiven"), verified("RequireAndVerifyClientCert"));
-        let none = with_tls("");
-        for newer in [&none, &request, &if_given] {
-            assert!(any.weakened_by(newer).is_some_and(|reason| reason.contains("required")));
+        for newer in [&none, &if_given] {
             assert!(required.weakened_by(newer).is_some_and(|reason| reason.contains("required")));
         }
-        assert!(required.weakened_by(&any).is_some_and(|reason| reason.contains("verified")));
-        for (older, newer) in [(&any, &required), (&none, &any), (&request, &none), (&if_given, &none)] {
+        for (older, newer) in [(&none, &required), (&if_given, &required), (&if_given, &none)] {
             assert_eq!(older.weakened_by(newer), None);
         }
         let ciphers = with_tls("  cipher_suites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384]\n");
@@ -380,5 +483,33 @@ mod tests {
             assert!(limited.weakened_by(&none).is_some_and(|reason| reason.contains("no longer be limited")));
         }
         assert_eq!(none.weakened_by(&ciphers), None);
+    }
+
+    #[test]
+    fn what_is_applied_of_a_weaker_file_is_never_weaker() {
+        let strict = with_tls(
+            "  client_ca_file: a\n  client_auth_type: RequireAndVerifyClientCert\n  client_allowed_sans: [ann]\n  min_version: TLS13\n  \
+             curve_preferences: [X25519]\nrate_limit: {interval: 1s, burst: 5}\n",
+        );
+        for weaker in [
+            "",
+            "  max_version: TLS12\n",
+            "  client_ca_file: b\n  client_auth_type: VerifyClientCertIfGiven\n",
+        ] {
+            let newer = with_tls(weaker);
+            assert!(strict.weakened_by(&newer).is_some());
+            let applied = SecurityConfig {
+                files: narrowed(&strict.files, newer.files.clone()),
+                ..SecurityConfig::default()
+            };
+            assert_eq!(strict.weakened_by(&applied), None, "{weaker}");
+        }
+        let of_plain = SecurityConfig::default();
+        let applied = narrowed(&strict.files, of_plain.files);
+        assert_eq!(applied.config.tls, strict.files.config.tls);
+        let renewed = with_tls("  client_ca_file: b\n  client_auth_type: RequireAndVerifyClientCert\n");
+        let applied = narrowed(&strict.files, renewed.files.clone()).config.tls.unwrap();
+        assert_eq!(applied.client_ca, renewed.files.config.tls.unwrap().client_ca, "its CA admits fewer");
+        assert_eq!(applied.client_names, ["ann"]);
     }
 }

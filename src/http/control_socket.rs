@@ -26,6 +26,7 @@ use super::server::{ConnectionHandle, serve_http};
 use super::timeouts::{ConnectionClock, TimedStream};
 use crate::clock::Timestamp;
 use crate::config::LocalSettings;
+use crate::host::groups::group_id;
 use crate::host::{Dir, unix_peer};
 use crate::parse::container_id;
 use crate::parse::lines;
@@ -85,14 +86,33 @@ pub fn bind(path: &Path, settings: &LocalSettings) -> Result<ControlSocket, Stri
     };
     let permit = || {
         std::fs::set_permissions(path, Permissions::from_mode(0o660))?;
-        let Some(group) = &settings.group else { return Ok(()) };
-        let group = Some(group_id(group)?);
+        // without its group the socket serves its owner
+        let Some(group) = settings.group.as_deref().and_then(known_group) else { return Ok(()) };
+        let group = Some(group);
         chown(path, None, group)?;
         folder.filter(is_private).map_or(Ok(()), |folder| chown(folder, None, group))
     };
     permit().map_err(|error| failed("set group and permissions of", error))?;
     let file = std::fs::metadata(path).map_err(|error| failed("read", error))?;
     Ok(ControlSocket { listener, path: path.to_owned(), file: (file.dev(), file.ino()) })
+}
+
+/// Returns the number of a group; `None`, with a warning, if it is unknown.
+fn known_group(group: &str) -> Option<u32> {
+    let warn = |reason: String| {
+        tracing::warn!(group, reason, "--local.group: only memledger's own user may use the control socket")
+    };
+    match group_id(group) {
+        Ok(Some(number)) => Some(number),
+        Ok(None) => {
+            warn("there is no such group".to_owned());
+            None
+        }
+        Err(error) => {
+            warn(error.to_string());
+            None
+        }
+    }
 }
 
 /// Returns whether a process listens on the socket. Does not wait for it.
@@ -106,18 +126,6 @@ fn is_live(path: &Path) -> std::io::Result<bool> {
         Err(Errno::CONNREFUSED | Errno::NOENT | Errno::ACCESS) => Ok(false),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Returns the number of a group, given by name or number.
-fn group_id(group: &str) -> std::io::Result<u32> {
-    if let Ok(number) = group.parse() {
-        return Ok(number);
-    }
-    let groups = std::fs::read_to_string("/etc/group")?;
-    let mut fields = groups.lines().map(|line| line.split(':'));
-    let found =
-        fields.find_map(|mut fields| (fields.next()? == group).then(|| fields.nth(1)?.parse().ok())?);
-    found.ok_or_else(|| std::io::Error::other(format!("--local.group: there is no group {group:?}")))
 }
 
 /// Serves until `stop` resolves.
@@ -297,12 +305,12 @@ mod tests {
     }
 
     #[test]
-    fn unknown_group_is_an_error_that_names_it() {
+    fn unknown_group_leaves_the_socket_to_its_owner() {
         on_runtime(|| {
             let folder = tempfile::tempdir().unwrap();
-            let error = bind(&folder.path().join("a"), &settings(Some("no such group"))).unwrap_err();
-            assert!(error.contains("--local.group: there is no group \"no such group\""), "{error}");
-            assert_eq!(group_id("root").unwrap(), 0);
+            let socket = bind(&folder.path().join("a"), &settings(Some("no such group"))).unwrap();
+            let file = std::fs::metadata(&socket.path).unwrap();
+            assert_eq!((file.gid(), file.mode() & 0o777), (rustix::process::getegid().as_raw(), 0o660));
         });
     }
 

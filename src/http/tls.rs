@@ -19,7 +19,8 @@ pub struct ConfigFiles {
     pub config: WebConfig,
     certificate: Vec<u8>,
     key: Vec<u8>,
-    client_ca: Vec<u8>,
+    /// The CA of client certificates.
+    pub client_ca: Vec<u8>,
 }
 
 impl ConfigFiles {
@@ -28,12 +29,28 @@ impl ConfigFiles {
     /// # Errors
     /// A file is unreadable, or the settings are invalid.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        Self::with_certificates(Self::parse(path)?, path)
+    }
+
+    /// Reads the file at `path`, without the files that it names.
+    ///
+    /// # Errors
+    /// It is unreadable, or the settings are invalid.
+    pub fn parse(path: &Path) -> Result<WebConfig, ConfigError> {
+        let what = "the web configuration";
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
-            what: "the web configuration",
+            what,
             path: path.to_path_buf(),
             source,
         })?;
-        let config = WebConfig::parse(path, &text)?;
+        WebConfig::parse(path, &text)
+    }
+
+    /// Reads the files that the settings of the file at `path` name.
+    ///
+    /// # Errors
+    /// One is unreadable.
+    pub fn with_certificates(config: WebConfig, path: &Path) -> Result<Self, ConfigError> {
         let pem = |pem: Option<&At<Pem>>| pem.map_or(Ok(vec![]), |pem| read(path, pem));
         let tls = config.tls.as_ref();
         Ok(Self {
@@ -44,10 +61,20 @@ impl ConfigFiles {
         })
     }
 
+    /// Takes the TLS settings of others, with their certificates.
+    pub fn take_tls(&mut self, other: &Self) {
+        let Self { config, certificate, key, client_ca } = other.clone();
+        (self.config.tls, self.certificate, self.key, self.client_ca) =
+            (config.tls, certificate, key, client_ca);
+    }
+
     /// Returns whether `other` admits the same clients: users, CA, and the TLS settings that decide who may connect.
     pub fn admits_same_clients(&self, other: &Self) -> bool {
         let tls = |files: &Self| {
-            files.config.tls.clone().map(|tls| (tls.client_auth, tls.client_names, tls.lowest..=tls.highest))
+            let tls = files.config.tls.clone();
+            tls.map(|tls| {
+                (tls.client_auth, tls.client_names, tls.lowest..=tls.highest, tls.cipher_suites, tls.groups)
+            })
         };
         self.client_ca == other.client_ca
             && self.config.users == other.config.users

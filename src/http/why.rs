@@ -11,7 +11,7 @@ use super::{HttpState, accepts, ledger_not_open, only_container};
 use crate::clock::Timestamp;
 use crate::discover::Container;
 use crate::events::ContainerRef;
-use crate::explain::{Verdict, not_found, query_verdict, verdict_without_events};
+use crate::explain::{Verdict, WhyDocument, not_found, query_verdict, verdict_without_events};
 use crate::export::verdict_text::render;
 
 /// What an answer without an event is based on.
@@ -38,8 +38,9 @@ async fn respond(
     headers: HeaderMap,
 ) -> Result<Response, Response> {
     let event_reader = shared.event_reader.clone().ok_or_else(ledger_not_open)?;
-    // browsers and curl, which accept anything, get JSON as from the other routes
-    let plain = accepts(&headers, header::ACCEPT, "text/plain");
+    // browsers, curl and libraries, which accept anything or JSON too, get JSON as from the other routes
+    let accepts = |kind| accepts(&headers, header::ACCEPT, kind);
+    let plain = accepts("text/plain") && !accepts("application/json");
     let now = Timestamp::now().unix_seconds();
     let running = shared.running_containers().unwrap_or_default();
     let work = move || {
@@ -47,33 +48,38 @@ async fn respond(
         let found = query_verdict(name, now, |query| event_reader.read(|store| store.events(query)))
             .map_err(|error| error.to_string())?;
         if let Some(verdict) = found {
-            return body(&verdict, plain).map(Ok);
+            return body(&verdict, plain);
         }
         match name.map(|name| only_container(&running, name)) {
             Some(Ok(container)) => {
                 let mut verdict = verdict_without_events(reference(container), true, None, now);
                 verdict.also.push(ONLY_LEDGER.to_owned());
-                body(&verdict, plain).map(Ok)
+                body(&verdict, plain)
             }
             Some(Err((StatusCode::CONFLICT, text))) => Ok(Err((StatusCode::CONFLICT, text))),
             _ => not_found(name, std::iter::empty(), |query| event_reader.read(|store| store.events(query)))
-                .map(|known| Err((StatusCode::NOT_FOUND, format!("{known}\n{ONLY_LEDGER}"))))
-                .map_err(|error| error.to_string()),
+                .map_err(|error| error.to_string())
+                .and_then(|known| not_known(&format!("{known}\n{ONLY_LEDGER}"), plain)),
         }
     };
     let content_type = if plain { "text/plain; charset=utf-8" } else { "application/json" };
     Ok(match shared.read_ledger(work).await? {
-        Ok(body) => ([(header::CONTENT_TYPE, content_type)], body).into_response(),
+        Ok((status, body)) => (status, [(header::CONTENT_TYPE, content_type)], body).into_response(),
         Err((status, text)) => (status, format!("{text}\n")).into_response(),
     })
 }
 
-fn body(verdict: &Verdict, plain: bool) -> Result<String, String> {
-    if plain {
-        return Ok(render(verdict));
-    }
-    let json = serde_json::to_string_pretty(verdict).map_err(|error| error.to_string())?;
-    Ok(json + "\n")
+/// A response with a verdict or without one; an error is the text of another kind of response.
+type Outcome = Result<(StatusCode, String), (StatusCode, String)>;
+
+fn body(verdict: &Verdict, plain: bool) -> Result<Outcome, String> {
+    let text = if plain { Ok(render(verdict)) } else { WhyDocument::verdict(verdict).to_json() };
+    text.map(|text| Ok((StatusCode::OK, text))).map_err(|error| error.to_string())
+}
+
+fn not_known(message: &str, plain: bool) -> Result<Outcome, String> {
+    let text = if plain { Ok(format!("{message}\n")) } else { WhyDocument::unknown(message).to_json() };
+    text.map(|text| Ok((StatusCode::NOT_FOUND, text))).map_err(|error| error.to_string())
 }
 
 fn reference(container: &Container) -> ContainerRef {
@@ -100,6 +106,15 @@ mod tests {
         let verdict: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((status, &verdict["cause"]), (200, &"error_exit".into()), "{text}");
         assert_eq!(server.get("containers/abc/why", "application/json").0, 200);
+        // what axios and Angular send
+        assert!(server.get("containers/abc/why", "application/json, text/plain, */*").1.starts_with('{'));
+        let (status, text) = server.get("containers/other/why", "*/*");
+        let unknown: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(
+            (status, &unknown["found"], &verdict["found"]),
+            (404, &false.into(), &true.into()),
+            "{text}"
+        );
         let (status, text) = server.get("containers/my%20train/why", "text/plain");
         assert!(status == 200 && text.starts_with("my train (abc)\nENDED WITH AN ERROR"), "{text}");
         let (status, text) = server.get("containers/other/why", "text/plain");

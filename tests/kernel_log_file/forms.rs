@@ -11,7 +11,8 @@ type Form = (&'static str, fn(&str) -> String);
 fn verdicts(name: &str, form: &str, log: &[u8]) -> Vec<Value> {
     let (code, json, error) = piped(&["--json"], log);
     assert_eq!(code, Some(0), "{name} as {form}: {error}");
-    let mut verdicts: Vec<Value> = serde_json::from_str(&json).expect("verdicts");
+    let mut verdicts: Vec<Value> =
+        json.lines().map(|line| serde_json::from_str(line).expect("a verdict")).collect();
     for verdict in &mut verdicts {
         let fields = verdict.as_object_mut().expect("a verdict");
         ["requested_at", "log_time", "what"].iter().for_each(|time| drop(fields.remove(*time)));

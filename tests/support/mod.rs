@@ -143,19 +143,28 @@ pub fn free_port() -> u16 {
     port
 }
 
-/// Flags with which a verb reads the ledger alone: the kernel log and the containers of this host change with every test.
-pub const LEDGER_ONLY: [&str; 4] =
-    ["--oom.kernel-log=off", "--docker.socket=", "--podman.socket=", "--cri.endpoint="];
+/// Variables with which a command reads the ledger alone: the kernel log and the containers of this host change with every test.
+pub const LEDGER_ONLY: [(&str, &str); 4] = [
+    ("MEMLEDGER_OOM_KERNEL_LOG", "off"),
+    ("MEMLEDGER_DOCKER_SOCKET", ""),
+    ("MEMLEDGER_PODMAN_SOCKET", ""),
+    ("MEMLEDGER_CRI_ENDPOINT", ""),
+];
 
 /// Runs a verb on the ledger alone and returns exit code, standard output and standard error.
 pub fn run_on_ledger(arguments: &[&str]) -> (Option<i32>, String, String) {
-    run(&[arguments, &LEDGER_ONLY].concat())
+    run_with(arguments, &LEDGER_ONLY)
 }
 
 /// Runs `memledger` with arguments to its end and returns exit code, standard output and standard error.
 pub fn run(arguments: &[&str]) -> (Option<i32>, String, String) {
-    let output =
-        Command::new(binary()).args(arguments).env_remove("RUST_BACKTRACE").output().expect("memledger runs");
+    run_with(arguments, &[])
+}
+
+fn run_with(arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(binary());
+    command.args(arguments).env_remove("RUST_BACKTRACE").envs(variables.iter().copied());
+    let output = command.output().expect("memledger runs");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }

@@ -38,6 +38,7 @@ impl Authority {
             .iter()
             .map(|name| match name.parse() {
                 Ok(address) => SanType::IpAddress(address),
+                Err(_) if name.contains("://") => SanType::URI((*name).try_into().unwrap()),
                 Err(_) => SanType::DnsName((*name).try_into().unwrap()),
             })
             .collect();

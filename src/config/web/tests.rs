@@ -52,6 +52,8 @@ fn errors_have_line_and_fix() {
         (format!("{pair}  client_auth_type: VerifyClientCertIfGiven\n"), 4, "client_ca_file"),
         (format!("{pair}  client_auth_type: Yes\n"), 4, "RequireAndVerifyClientCert"),
         (format!("{pair}  client_allowed_sans: [a]\n"), 4, "without a certificate"),
+        (format!("{pair}  client_allowed_sans: [ann@example.org]\n"), 4, "no mail addresses"),
+        (format!("{pair}  client_allowed_sans: [\"*.example.org\"]\n"), 4, "no wildcards"),
         (format!("{pair}  min_version: TLS10\n"), 4, "allowed: TLS12, TLS13"),
         (format!("{pair}  min_version: TLS13\n  max_version: TLS12\n"), 4, "no version is left"),
         (

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
 use serde_saphyr::Spanned;
 
 use super::Switch;
@@ -37,30 +38,38 @@ impl std::fmt::Debug for Pem {
 }
 
 /// The certificate required of clients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientAuth {
     /// No certificate.
     #[default]
-    #[serde(rename = "NoClientCert", alias = "")]
     None,
-    /// An optional certificate, which is not verified.
-    #[serde(rename = "RequestClientCert")]
-    Request,
-    /// Any certificate, which is not verified.
-    #[serde(rename = "RequireAnyClientCert")]
-    RequireAny,
     /// An optional certificate, which must be signed by the CA.
-    #[serde(rename = "VerifyClientCertIfGiven")]
     VerifyIfGiven,
     /// A certificate signed by the CA.
-    #[serde(rename = "RequireAndVerifyClientCert")]
     RequireAndVerify,
+}
+
+impl<'de> Deserialize<'de> for ClientAuth {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match String::deserialize(deserializer)?.as_str() {
+            "" | "NoClientCert" => Ok(Self::None),
+            "VerifyClientCertIfGiven" => Ok(Self::VerifyIfGiven),
+            "RequireAndVerifyClientCert" => Ok(Self::RequireAndVerify),
+            // Go knows them, and the last one is an old name of the one before
+            "RequestClientCert" | "RequireAnyClientCert" | "RequireClientCert" => Err(D::Error::custom(
+                "this type verifies no certificate, so it protects nothing; set RequireAndVerifyClientCert and client_ca_file",
+            )),
+            _ => Err(D::Error::custom(
+                "client_auth_type: allowed are NoClientCert, VerifyClientCertIfGiven, RequireAndVerifyClientCert",
+            )),
+        }
+    }
 }
 
 impl ClientAuth {
     /// Returns whether a client without a certificate is rejected.
     pub fn is_mandatory(self) -> bool {
-        matches!(self, Self::RequireAny | Self::RequireAndVerify)
+        self == Self::RequireAndVerify
     }
 }
 
@@ -154,7 +163,7 @@ pub(super) fn read(path: &Path, section: Spanned<TlsFile>) -> Result<Option<TlsS
         key,
         client_ca: section.pem(&file.client_ca_file, &file.client_ca, "client_ca")?,
         client_auth: file.client_auth_type.as_ref().map(|auth| auth.value).unwrap_or_default(),
-        client_names: names.map(|name| name.value.clone()).collect(),
+        client_names: names.map(|name| section.client_name(name)).collect::<Result<_, _>>()?,
         lowest: file.min_version.as_ref().map_or(TlsVersion::Tls12, |version| version.value),
         highest: file.max_version.as_ref().map_or(TlsVersion::Tls13, |version| version.value),
         cipher_suites: section.words("cipher_suites", &file.cipher_suites, CIPHER_SUITES)?,
@@ -179,6 +188,19 @@ impl Section<'_> {
     /// Returns the line of a value, or of the section.
     fn line<T>(&self, value: &Option<Spanned<T>>) -> usize {
         value.as_ref().map_or(self.line, line_of)
+    }
+
+    /// Returns an allowed name of a client. Mail addresses and wildcards are not read from certificates.
+    fn client_name(&self, name: &Spanned<String>) -> Result<String, ConfigError> {
+        let is_uri = name.value.contains("://");
+        if !is_uri && name.value.contains(['@', '*']) {
+            let what = format!(
+                "client_allowed_sans: {:?}: whole DNS names, URIs and IP addresses are compared, no mail addresses and no wildcards",
+                name.value
+            );
+            return Err(self.error(line_of(name), what));
+        }
+        Ok(name.value.clone())
     }
 
     fn words(
@@ -247,9 +269,7 @@ impl Section<'_> {
 
     /// Rejects settings that contradict each other.
     fn check_consistency(&self, settings: &TlsSettings) -> Result<(), ConfigError> {
-        let verifies =
-            matches!(settings.client_auth, ClientAuth::VerifyIfGiven | ClientAuth::RequireAndVerify);
-        let requires = matches!(settings.client_auth, ClientAuth::RequireAny | ClientAuth::RequireAndVerify);
+        let verifies = settings.client_auth != ClientAuth::None;
         if let Some(ca) = &settings.client_ca
             && settings.client_auth == ClientAuth::None
         {
@@ -261,7 +281,7 @@ impl Section<'_> {
                 "client certificates are verified against client_ca_file or client_ca; set one of them";
             return Err(self.error(self.line(&self.file.client_auth_type), what));
         }
-        if !settings.client_names.is_empty() && !requires {
+        if !settings.client_names.is_empty() && !settings.client_auth.is_mandatory() {
             let what = "a client without a certificate has no name; set client_auth_type to RequireAndVerifyClientCert";
             return Err(self.error(
                 self.file.client_allowed_sans.iter().flatten().next().map_or(self.line, line_of),

@@ -110,6 +110,11 @@ impl Coverage {
         self.kills_of_boot.is_some_and(|kills| kills > self.kills_in_log)
     }
 
+    /// Returns whether the kernel log was read.
+    pub fn has_kernel_log(&self) -> bool {
+        matches!(self.kernel_log, LogCoverage::Read { .. })
+    }
+
     /// Returns whether a source could not be read, or records are missing.
     pub fn is_incomplete(&self) -> bool {
         let is_unreadable = matches!(self.kernel_log, LogCoverage::Unreadable { .. });

@@ -1,16 +1,18 @@
 //! Verification of client certificates.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::client::verify_server_name;
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
 };
+
+use webpki::EndEntityCert;
 
 use crate::config::pem::certificates;
 use crate::config::web::{ClientAuth, TlsSettings};
@@ -18,30 +20,22 @@ use crate::config::web::{ClientAuth, TlsSettings};
 /// Returns the verifier of the settings; `None` if clients are not asked for a certificate.
 ///
 /// # Errors
-/// The CA or an allowed name is invalid.
+/// The CA is invalid.
 pub fn verifier(
     settings: &TlsSettings,
     ca: &[u8],
     provider: &Arc<CryptoProvider>,
 ) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
-    let is_mandatory = settings.client_auth.is_mandatory();
-    let chain = match settings.client_auth {
-        ClientAuth::None => return Ok(None),
-        ClientAuth::Request | ClientAuth::RequireAny => None,
-        ClientAuth::VerifyIfGiven | ClientAuth::RequireAndVerify => {
-            let mut roots = RootCertStore::empty();
-            for certificate in certificates(ca)? {
-                roots.add(certificate).map_err(|error| error.to_string())?;
-            }
-            let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
-            Some(builder.build().map_err(|error| error.to_string())?)
-        }
-    };
-    let name = |name: &String| {
-        ServerName::try_from(name.clone())
-            .map_err(|_| format!("client_allowed_sans: {name:?} is neither a DNS name nor an IP address"))
-    };
-    let allowed = settings.client_names.iter().map(name).collect::<Result<_, _>>()?;
+    if settings.client_auth == ClientAuth::None {
+        return Ok(None);
+    }
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(ca)? {
+        roots.add(certificate).map_err(|error| error.to_string())?;
+    }
+    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
+    let chain = builder.build().map_err(|error| error.to_string())?;
+    let (is_mandatory, allowed) = (settings.client_auth.is_mandatory(), settings.client_names.clone());
     Ok(Some(Arc::new(ClientVerifier { is_mandatory, chain, allowed, provider: Arc::clone(provider) })))
 }
 
@@ -49,11 +43,25 @@ pub fn verifier(
 #[derive(Debug)]
 struct ClientVerifier {
     is_mandatory: bool,
-    /// Verifies the chain up to the clients' CA; `None`: any certificate.
-    chain: Option<Arc<dyn ClientCertVerifier>>,
-    /// Names of which it must be valid for one, as a server's would have to be; empty: any.
-    allowed: Vec<ServerName<'static>>,
+    /// Verifies the chain up to the clients' CA.
+    chain: Arc<dyn ClientCertVerifier>,
+    /// Names of which it must have one, exactly as written: DNS names, URIs, IP addresses; empty: any.
+    allowed: Vec<String>,
     provider: Arc<CryptoProvider>,
+}
+
+impl ClientVerifier {
+    fn is_allowed(&self, certificate: &EndEntityCert<'_>) -> bool {
+        let has_address = |name: &String| {
+            let address = name.parse::<IpAddr>().map(|address| ServerName::IpAddress(address.into()));
+            address.is_ok_and(|address| certificate.verify_is_valid_for_subject_name(&address).is_ok())
+        };
+        self.allowed.iter().any(|name| {
+            certificate.valid_dns_names().any(|dns| dns.eq_ignore_ascii_case(name))
+                || certificate.valid_uri_names().any(|uri| uri == name)
+                || has_address(name)
+        })
+    }
 }
 
 impl ClientCertVerifier for ClientVerifier {
@@ -62,7 +70,7 @@ impl ClientCertVerifier for ClientVerifier {
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.chain.as_ref().map_or(&[], |chain| chain.root_hint_subjects())
+        self.chain.root_hint_subjects()
     }
 
     fn verify_client_cert(
@@ -71,12 +79,11 @@ impl ClientCertVerifier for ClientVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        if let Some(chain) = &self.chain {
-            chain.verify_client_cert(end_entity, intermediates, now)?;
-        }
+        self.chain.verify_client_cert(end_entity, intermediates, now)?;
         if !self.allowed.is_empty() {
-            let certificate = ParsedCertificate::try_from(end_entity)?;
-            if !self.allowed.iter().any(|name| verify_server_name(&certificate, name).is_ok()) {
+            let certificate =
+                EndEntityCert::try_from(end_entity).map_err(|_| CertificateError::BadEncoding)?;
+            if !self.is_allowed(&certificate) {
                 return Err(CertificateError::ApplicationVerificationFailure.into());
             }
         }
