@@ -266,6 +266,7 @@ fn write_runtimes(inventory: &crate::discover::Inventory, series: &mut Series) {
 
 /// The result of a cycle.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one, and it is moved on at once")]
 pub enum CycleOutcome {
     /// It finished.
     Finished(Snapshot),

@@ -57,6 +57,8 @@ pub struct Row {
 pub struct Series {
     rows: Vec<Row>,
     labels: Vec<Label>,
+    /// By number of the container, the Unix time since which the ledger counts its name; 0 if that is not known.
+    counted_since: Vec<f64>,
 }
 
 /// A position in [`Series`], to roll back to when a collector fails half-way.
@@ -66,7 +68,21 @@ pub struct Mark(usize, usize);
 impl Series {
     /// Creates an empty instance with capacity for this many rows and labels.
     pub fn with_capacity(rows: usize, labels: usize) -> Self {
-        Self { rows: Vec::with_capacity(rows), labels: Vec::with_capacity(labels) }
+        Self { rows: Vec::with_capacity(rows), labels: Vec::with_capacity(labels), counted_since: vec![] }
+    }
+
+    /// Sets since when the ledger counts the name of a container, a Unix time.
+    pub fn set_counted_since(&mut self, container: u32, since: f64) {
+        let number = container as usize;
+        if self.counted_since.len() <= number {
+            self.counted_since.resize(number + 1, 0.0);
+        }
+        self.counted_since[number] = since;
+    }
+
+    /// Returns since when the ledger counts the name of a container, a Unix time; `None` if that is not known.
+    pub fn counted_since(&self, container: u32) -> Option<f64> {
+        self.counted_since.get(container as usize).copied().filter(|since| *since > 0.0)
     }
 
     /// Adds a sample of the host or of memledger itself.

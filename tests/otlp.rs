@@ -1,6 +1,7 @@
 //! OTLP export to receivers that share no code with memledger: Python's grpcio with the protocol's own messages
 //! (`otlp/receiver.py`), and rotel, a collector.
 
+mod addresses;
 mod events;
 mod faults;
 mod many;

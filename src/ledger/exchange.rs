@@ -108,6 +108,8 @@ pub struct LedgerFigures {
 pub struct ContainerFigures {
     /// Labels of the container.
     pub identity: Identity,
+    /// Unix time since which this name is counted.
+    pub since: Option<f64>,
     /// By victim (main, child) and scope (container, host).
     pub kills: [[u64; 2]; 2],
     /// Unix time of the last kill.

@@ -16,6 +16,9 @@ const MAX_NAMES: usize = 20_000;
 /// Counters of one container name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ContainerCounters {
+    /// Unix time of the first event of this name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    since: Option<f64>,
     kills: [[u64; 2]; 2],
     #[serde(skip_serializing_if = "Option::is_none")]
     last_kill: Option<f64>,
@@ -144,6 +147,7 @@ impl Totals {
     fn entry(&mut self, name: &Identity, at: f64) -> &mut ContainerCounters {
         self.changed.insert(name.clone());
         let counts = self.names.entry(name.clone()).or_default();
+        counts.since = counts.since.or(Some(at));
         counts.touched = counts.touched.max(at);
         counts
     }
@@ -166,8 +170,12 @@ impl Totals {
     pub fn correct_times(&mut self, step: &ClockStep) {
         for (name, counts) in &mut self.names {
             let before = counts.clone();
-            let times = [counts.last_kill.as_mut(), counts.last_cuda_oom.as_mut(), Some(&mut counts.touched)];
-            times.into_iter().flatten().for_each(|last| step.correct(last));
+            let [since, kill, cuda_oom] =
+                [&mut counts.since, &mut counts.last_kill, &mut counts.last_cuda_oom].map(Option::as_mut);
+            [since, kill, cuda_oom, Some(&mut counts.touched)]
+                .into_iter()
+                .flatten()
+                .for_each(|last| step.correct(last));
             if *counts != before {
                 self.changed.insert(name.clone());
             }
@@ -206,6 +214,7 @@ impl Totals {
         let counts = self.names.get(name).cloned().unwrap_or_default();
         ContainerFigures {
             identity: name.clone(),
+            since: counts.since,
             kills: counts.kills,
             last_kill: counts.last_kill,
             exits: ExitReason::ALL.map(|reason| counts.exits.get(reason.label()).copied().unwrap_or(0)),
@@ -248,6 +257,18 @@ impl Totals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn name_is_counted_since_its_first_event() {
+        let name = Identity { name: "train".into(), ..Identity::default() };
+        let mut totals = Totals::default();
+        assert_eq!(totals.figures(&name).since, None);
+        totals.count_start(&name, 5.0);
+        totals.count_kill(&name, Victim::Child, OomScope::Host, 9.0);
+        assert_eq!(totals.figures(&name).since, Some(5.0));
+        let stored = serde_json::to_string(&totals.names[&name]).unwrap();
+        assert_eq!(serde_json::from_str::<ContainerCounters>(&stored).unwrap(), totals.names[&name]);
+    }
 
     #[test]
     fn counters_continue_from_the_stored_values() {

@@ -1,15 +1,23 @@
-//! Opens connections to an endpoint: TCP, with TLS by rustls if needed.
+//! Opens connections to an endpoint: TCP, through a proxy where the environment names one, with TLS by rustls if needed.
+//!
+//! A name may have several addresses, of which some do not answer: each gets its share of the timeout, and the other family is tried
+//! beside a slow one. Proxies are those of the standard variables, for endpoints with TLS, by CONNECT: what goes without TLS stays in the
+//! own network, and gRPC without TLS passes no proxy anyway.
 //!
 //! Certificates are read for every connection, and a connection lives for one export. A renewed certificate or a changed DNS
 //! record is therefore used from the next export on.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -25,6 +33,9 @@ use crate::config::otlp::OtlpTarget;
 use crate::config::pem::{certificates, private_key};
 use crate::stats::otlp_stats::OtlpSignal;
 
+/// Share of the timeout of a request in which a connection has to be open.
+const CONNECT_SHARE: f64 = 0.75;
+
 /// Why connecting failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -34,7 +45,19 @@ pub enum ConnectError {
         /// Host and port.
         authority: String,
         /// The cause.
-        source: io::Error,
+        source: BoxError,
+    },
+    /// The proxy does not connect to the endpoint.
+    #[error(
+        "the proxy {proxy}, set by HTTPS_PROXY or ALL_PROXY, does not connect to {authority}; NO_PROXY excludes a host"
+    )]
+    Proxy {
+        /// Host and port of the proxy.
+        proxy: String,
+        /// Host and port.
+        authority: String,
+        /// The cause.
+        source: BoxError,
     },
     /// The TLS handshake failed.
     #[error(
@@ -65,6 +88,8 @@ pub enum ConnectError {
     Name(String),
 }
 
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
 /// An open connection.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
@@ -93,10 +118,7 @@ impl Connector {
         let endpoint = &self.target.endpoint;
         let authority = || endpoint.authority();
         let tls = if endpoint.tls { Some(self.tls_config().await?) } else { None };
-        let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port))
-            .await
-            .map_err(|source| ConnectError::Unreachable { authority: authority(), source })?;
-        let _ = stream.set_nodelay(true); // a failure only costs latency
+        let stream = self.connect_tcp().await?;
         let Some(config) = tls else { return Ok(TokioIo::new(Box::new(stream))) };
         let name = ServerName::try_from(endpoint.host.clone())
             .map_err(|_| ConnectError::Name(endpoint.host.clone()))?;
@@ -109,6 +131,43 @@ impl Connector {
 }
 
 impl Connector {
+    /// Connects to the endpoint, or to a proxy that connects to it.
+    async fn connect_tcp(&self) -> Result<TcpStream, ConnectError> {
+        let endpoint = &self.target.endpoint;
+        let authority = endpoint.authority();
+        let mut addresses = HttpConnector::new();
+        addresses.enforce_http(false); // TLS is added here
+        addresses.set_nodelay(true);
+        // divided among the addresses of a name; some of the timeout is left for what comes after
+        addresses.set_connect_timeout(Some(self.target.timeout.mul_f64(CONNECT_SHARE)));
+        let uri = |scheme: &str| format!("{scheme}://{authority}").parse::<Uri>();
+        let unreachable =
+            |source: BoxError| ConnectError::Unreachable { authority: authority.clone(), source };
+        let uri =
+            uri(if endpoint.tls { "https" } else { "http" }).map_err(|error| unreachable(error.into()))?;
+        let stream = match proxy(&uri, &endpoint.host).filter(|_| endpoint.tls) {
+            None => addresses.call(uri).await.map_err(|error| unreachable(error.into()))?,
+            Some(proxy) => {
+                let (host, auth) =
+                    (proxy.uri().authority().map(ToString::to_string), proxy.basic_auth().cloned());
+                let mut tunnel = Tunnel::new(proxy.uri().clone(), addresses);
+                if let Some(auth) = auth {
+                    tunnel = tunnel.with_auth(auth);
+                }
+                let failed = |source: BoxError| ConnectError::Proxy {
+                    proxy: host.unwrap_or_default(),
+                    authority: authority.clone(),
+                    source,
+                };
+                poll_fn(|context| tunnel.poll_ready(context))
+                    .await
+                    .map_err(|error| unreachable(error.into()))?;
+                tunnel.call(uri).await.map_err(|error| failed(error.into()))?
+            }
+        };
+        Ok(stream.into_inner())
+    }
+
     /// Reads the certificates.
     async fn tls_config(&self) -> Result<ClientConfig, ConnectError> {
         let target = Arc::clone(&self.target);
@@ -130,6 +189,13 @@ impl Service<Uri> for Connector {
         let this = self.clone();
         Box::pin(async move { this.connect().await })
     }
+}
+
+/// Returns the proxy that the environment names for a host; `None` for this host itself, as in other programs.
+fn proxy(uri: &Uri, host: &str) -> Option<Intercept> {
+    let is_local = host == "localhost"
+        || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback());
+    if is_local { None } else { Matcher::from_env().intercept(uri) }
 }
 
 fn tls_config(target: &OtlpTarget) -> Result<ClientConfig, ConnectError> {

@@ -112,7 +112,12 @@ impl<'a> MetricBatches<'a> {
         let origin = match row.family.desc().origin {
             CounterOrigin::Memledger => self.origins.memledger,
             CounterOrigin::Boot => self.origins.boot,
-            CounterOrigin::Ledger => self.origins.ledger,
+            // a name that appeared a minute ago was not counted before: a collector that makes deltas takes its first value as one
+            CounterOrigin::Ledger => self
+                .snapshot
+                .series
+                .counted_since(row.container)
+                .map_or(self.origins.ledger, |since| (since * 1e9) as u64),
             CounterOrigin::Device => 0, // unknown, in OTLP
             CounterOrigin::Container => self.container_start(row).unwrap_or(self.origins.boot),
         };

@@ -54,6 +54,8 @@ pub struct RetryingExporter {
     warned_at: Option<Timestamp>,
     /// A failure was logged, and no recovery since.
     is_warned: bool,
+    /// The last warning of the endpoint about requests that it accepted, and when it was logged.
+    warning: (String, Option<Timestamp>),
 }
 
 impl RetryingExporter {
@@ -72,6 +74,7 @@ impl RetryingExporter {
             reason: String::new(),
             warned_at: None,
             is_warned: false,
+            warning: (String::new(), None),
         }
     }
 
@@ -123,6 +126,8 @@ impl RetryingExporter {
                     self.failures = 0;
                     if rejected > 0 {
                         self.mark_failing(&format!("{rejected} items were rejected: {message}"));
+                    } else if !message.is_empty() {
+                        self.show_warning(message);
                     }
                     return DeliveryOutcome::Accepted(rejected);
                 }
@@ -133,6 +138,17 @@ impl RetryingExporter {
                 ExportResult::Retry { after, reason } => self.schedule_retry(after, &reason),
             }
         }
+    }
+
+    /// Logs what an endpoint has to say about a request that it accepted.
+    fn show_warning(&mut self, message: String) {
+        let now = Timestamp::now();
+        let (last, at) = &self.warning;
+        if *last == message || at.is_some_and(|at| now.since(at) < MIN_WARNING_INTERVAL) {
+            return;
+        }
+        tracing::warn!(signal = self.signal.label(), endpoint = %self.target.endpoint, message, "the endpoint of the OTLP export warns");
+        self.warning = (message, Some(now));
     }
 
     async fn attempt(&mut self, body: Bytes) -> ExportResult {

@@ -1,8 +1,8 @@
 //! Start time of each counter, and its value at the last export. Sums are cumulative.
 //!
-//! An OTLP sum has a start time. It is known for nearly every counter here: the ledger's first start, the machine's boot, the
-//! container's start or memledger's. Counters over the life of a device have no known start. A counter that decreases all
-//! the same (a driver was reloaded) was reset after the last export.
+//! An OTLP sum has a start time. It is known for nearly every counter here: the ledger's first start or the first event of that container's
+//! name in it, the machine's boot, the container's start or memledger's. Counters over the life of a device have no known start. A counter
+//! that decreases all the same (a driver was reloaded) was reset after the last export.
 //!
 //! Deltas are not offered: for a counter that outlives a restart of memledger, and for a container that is seen late, the right
 //! first delta is unknown here. The OpenTelemetry Collector converts sums (`cumulativetodelta`).

@@ -312,7 +312,7 @@ fn user_without_rights_gets_the_command_that_has_them() {
     if errors.contains("Permission denied") {
         return crate::support::skip("nobody cannot run the binary here");
     }
-    assert_eq!(output.status.code(), Some(1), "{text}{errors}");
+    assert_eq!(output.status.code(), Some(3), "{text}{errors}");
     for expected in [
         "The containers of docker are unknown: no permission for",
         &format!("sudo {} why {}", binary().display(), container.name),

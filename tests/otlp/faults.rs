@@ -12,7 +12,7 @@ use crate::support::{Memledger, eventually, run};
 
 const METRICS: [(&str, &str); 1] = [("signal", "metrics")];
 
-fn await_up(memledger: &Memledger, up: f64) {
+pub(super) fn await_up(memledger: &Memledger, up: f64) {
     memledger.eventually("the state of the export", |metrics| {
         match metrics.try_value("memledger_otlp_up", &METRICS)? {
             is if is == up => Ok(()),
@@ -262,13 +262,13 @@ fn flushes_at_shutdown() {
 }
 
 /// Makes certificates by openssl: an authority, a server and a client.
-fn certificates(folder: &Path) -> impl Fn(&str) -> String {
+pub(super) fn certificates(folder: &Path) -> impl Fn(&str) -> String {
     let folder = folder.to_owned();
     let script = r#"set -e
         openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key -out ca.pem -subj /CN=authority -days 2
         for name in server client; do
             openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout $name.key -out $name.csr -subj /CN=$name
-            printf 'subjectAltName=DNS:localhost\n' >ext
+            printf 'subjectAltName=DNS:localhost,DNS:collector.test\n' >ext
             openssl x509 -req -in $name.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out $name.pem -days 2 -extfile ext
         done"#;
     let made = Command::new("sh").args(["-c", script]).current_dir(&folder).stderr(Stdio::null()).status();
@@ -359,4 +359,29 @@ fn doctor_checks_the_endpoint() {
     }
     let (_, out, _) = run(&["doctor", "--state.path="]);
     assert!(!out.contains("OTLP"), "{out}");
+}
+
+#[test]
+fn warning_about_accepted_items_is_logged_once() {
+    for grpc in [true, false] {
+        let Some(receiver) = Receiver::start() else { return };
+        receiver.behave(json!({"as": "warn"}));
+        let memledger = memledger(EMPTY, &receiver.flags(grpc), &[]);
+        await_up(&memledger, 1.0);
+        let warnings = || {
+            let log = memledger.log();
+            log.lines()
+                .filter(|line| line.contains("use a newer path") && line.contains("signal=metrics"))
+                .count()
+        };
+        eventually("the warning", || if warnings() > 0 { Ok(()) } else { Err(memledger.log()) });
+        receiver.take();
+        eventually("three more exports", || {
+            match list(&receiver.command(&json!({"do": "peek"})), "requests").len() {
+                0..3 => Err("fewer".to_owned()),
+                _ => Ok(()),
+            }
+        });
+        assert_eq!(warnings(), 1, "{}", memledger.log());
+    }
 }

@@ -4,7 +4,7 @@ It shares no code with memledger. It accepts gRPC and HTTP, optionally with TLS,
 demand. It reads commands from standard input and writes responses to standard output, both as lines of JSON:
 
   {"do": "behave", "as": NAME, ...}   ok | count, which records only the number of points per timestamp |
-                                       grpc CODE [retry] | http STATUS [retry_after] | hang | partial N | refuse_when TEXT
+                                       grpc CODE [retry] | http STATUS [retry_after] | hang | partial N | warn | refuse_when TEXT
   {"do": "take"}, {"do": "peek"}      what was received since the last take: requests, points, records, spans, and when it rejected
   {"do": "stop"}, {"do": "start"}     closes the ports, reopens the same ones, which are reserved meanwhile
 
@@ -187,6 +187,8 @@ class State:
             self.taken[name].extend(found)
         if how["as"] == "long_response" and len(found) > how.get("over", 0):
             return -1
+        if how["as"] == "warn":
+            return -2
         return how["rejected"] if how["as"] == "partial" else 0
 
     def count(self, message, wire, size, headers):
@@ -217,7 +219,9 @@ def export_response(signal, rejected):
     }
     kind, field = kinds[signal]
     response = kind()
-    if rejected < 0:  # accepted, with a message that is longer than any exporter reads
+    if rejected == -2:
+        response.partial_success.error_message = "use a newer path"
+    elif rejected < 0:  # accepted, with a message that is longer than any exporter reads
         response.partial_success.error_message = "x" * (128 << 10)
     elif rejected:
         setattr(response.partial_success, field, rejected)
