@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
 
 use crate::config::Config;
@@ -13,6 +14,8 @@ use crate::http::{MAX_EVENTS, MAX_RUNS};
 use crate::ledger::store::{Query, RunQuery};
 use crate::runs::RunRecord;
 
+/// What stands for itself neither in a component of a path nor in a value of a query.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 /// Longer than any response takes.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// Longer than a memledger that is not stuck takes to accept a connection.
@@ -211,13 +214,7 @@ pub fn exchange(
 
 /// Encodes text as one component of a path, or as a value of a query.
 pub fn percent_encoded(text: &str) -> String {
-    text.bytes().fold(String::new(), |mut encoded, byte| {
-        match byte {
-            b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' | b'-' | b'.' | b'_' | b'~' => encoded.push(byte.into()),
-            _ => encoded.push_str(&format!("%{byte:02X}")),
-        }
-        encoded
-    })
+    utf8_percent_encode(text, RESERVED).to_string()
 }
 
 #[cfg(test)]
@@ -282,14 +279,5 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let error = exchange(&path, "GET", "/", "*/*", Duration::from_millis(50)).unwrap_err();
         assert_eq!(error.to_string(), "no complete response within 50ms");
-    }
-
-    #[test]
-    fn encoded_text_decodes_to_itself() {
-        for text in ["train", "ns/pod/a b", "é%&=+#?", ".."] {
-            let encoded = percent_encoded(text);
-            assert!(!encoded.contains(['/', '&', ' ', '#', '?']), "{encoded}");
-            assert_eq!(crate::config::percent::decoded(&encoded).as_deref(), Some(text));
-        }
     }
 }

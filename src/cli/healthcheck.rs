@@ -1,74 +1,71 @@
 //! `memledger healthcheck`: checks whether the memledger of this host or container responds and has a sample.
 //!
-//! For container images, which have neither a shell nor curl. It requests `/-/ready` from the first address of
-//! `--web.listen-address`, so it needs the same settings as `serve`: in a container, those of its environment.
-//!
-//! With `--web.config.file` it connects with TLS, and without where the server does not use TLS. It does not read the file,
-//! which may be invalid while memledger keeps using the last valid one. It needs no password, and accepts any certificate:
-//! nothing secret is sent, and the response comes from a port of this host.
+//! For container images, which have neither a shell nor curl. It requests `/-/ready` on the control socket, which says so whatever TLS and
+//! passwords the network port has; where none answers, from the first address of `--web.listen-address`, without TLS. So it needs the same
+//! settings as `serve`: in a container, those of its environment.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Command;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{
-    AlertDescription, ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned,
-};
 
+use super::control;
 use crate::config::Config;
 
 /// Longer than any response takes; Docker repeats health checks anyway.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// The route of readiness.
+const READY: &str = "/-/ready";
+/// A record of TLS that is an alert begins with this byte: so a server with TLS answers what is none.
+const TLS_ALERT: u8 = 0x15;
 
 /// Returns the verb. Its exit status is that of probes: 1 whatever is wrong.
 pub fn command() -> Command {
     Command::new("healthcheck")
         .about("Check whether memledger responds and has a sample, for probes of containers.")
         .after_help(
-            "Exit status: 0 if so, also without an HTTP listener, or if it requires a client certificate and so does not say whether \
-             it has one; else 1.",
+            "Exit status: 0 if so, also if there is neither a control socket nor an HTTP listener, or no control socket and the listener \
+             uses TLS, which does not say whether it has a sample; else 1.",
         )
 }
 
 pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
+    let on_socket =
+        config.local.socket.as_ref().map(|path| control::exchange(path, "GET", READY, "*/*", TIMEOUT));
+    // a socket that refuses this process is of another memledger, or of another container
+    if let Some(Ok((status @ (200 | 503), text))) = on_socket {
+        return ready_or("the control socket", status == 200, text.trim_end());
+    }
     let Some(address) = config.listen.first() else {
         super::print(
-            "--web.listen-address is empty: there is no HTTP listener to query, so nothing was checked\n",
+            "--web.listen-address is empty and no control socket answers: there is nothing to query, so nothing was checked\n",
         )?;
         return Ok(ExitCode::SUCCESS);
     };
-    let address = connect_address(*address);
-    let mut url = format!("http://{address}/-/ready");
-    let mut response = None;
-    if config.web_config.is_some() {
-        match connect(address).and_then(|stream| request(with_tls(stream)?)) {
-            Err(error) if is_not_tls(&error) => {}
-            Err(error) if requires_certificate(&error) => {
-                super::print(
-                    "memledger responds. It requires a client certificate, so whether it has a sample is unknown.\n",
-                )?;
-                return Ok(ExitCode::SUCCESS);
-            }
-            other => {
-                url = format!("https://{address}/-/ready");
-                response = Some(other);
-            }
-        }
-    }
-    let response = response.unwrap_or_else(|| connect(address).and_then(request));
-    let (status, text) = response.with_context(|| format!("{url} does not respond"))?;
-    if status.split_whitespace().nth(1) == Some("200") {
-        super::print("memledger is ready.\n")?;
+    let url = format!("http://{}{READY}", connect_address(*address));
+    let response = request(connect_address(*address)).with_context(|| format!("{url} does not respond"))?;
+    if response.first() == Some(&TLS_ALERT) {
+        super::print(
+            "memledger responds. It uses TLS, so whether it has a sample is known on its control socket only.\n",
+        )?;
         return Ok(ExitCode::SUCCESS);
     }
-    bail!("{url} responds {status:?}: {text}")
+    let text = String::from_utf8_lossy(&response);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head.lines().next().unwrap_or_default();
+    let is_ready = status.split_whitespace().nth(1) == Some("200");
+    ready_or(&url, is_ready, &format!("{status:?}: {}", body.lines().next().unwrap_or_default()))
+}
+
+fn ready_or(asked: &str, is_ready: bool, otherwise: &str) -> anyhow::Result<ExitCode> {
+    if !is_ready {
+        bail!("{asked} responds {otherwise}");
+    }
+    super::print("memledger is ready.\n")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Replaces *all addresses* by the loopback address.
@@ -82,87 +79,22 @@ fn connect_address(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+/// Sends the request and returns the beginning of the response.
+fn request(address: SocketAddr) -> std::io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    Ok(stream)
-}
-
-/// Sends the request and returns the status line of the response, and the first line of its text.
-fn request(mut stream: impl Read + Write) -> std::io::Result<(String, String)> {
-    stream.write_all(b"GET /-/ready HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+    stream.write_all(format!("GET {READY} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())?;
     let mut response = Vec::new();
-    stream.take(4096).read_to_end(&mut response)?;
-    let text = String::from_utf8_lossy(&response);
-    let first = |text: &str| text.lines().next().unwrap_or_default().to_owned();
-    let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    Ok((first(&text), first(body)))
-}
-
-fn with_tls(stream: TcpStream) -> std::io::Result<impl Read + Write> {
-    let provider = Arc::new(ring::default_provider());
-    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions()
-        .map_err(std::io::Error::other)?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider)))
-        .with_no_client_auth();
-    let name = ServerName::from(IpAddr::from(Ipv4Addr::LOCALHOST));
-    let client = ClientConnection::new(Arc::new(config), name).map_err(std::io::Error::other)?;
-    Ok(StreamOwned::new(client, stream))
-}
-
-fn tls_error(error: &std::io::Error) -> Option<&rustls::Error> {
-    error.get_ref()?.downcast_ref()
-}
-
-/// Returns true if the server does not use TLS.
-fn is_not_tls(error: &std::io::Error) -> bool {
-    matches!(tls_error(error), Some(rustls::Error::InvalidMessage(_)))
-}
-
-fn requires_certificate(error: &std::io::Error) -> bool {
-    matches!(tls_error(error), Some(rustls::Error::AlertReceived(AlertDescription::CertificateRequired)))
-}
-
-/// Accepts any certificate whose key the server has.
-#[derive(Debug)]
-struct AcceptAnyCertificate(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AcceptAnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
+    match stream.take(4096).read_to_end(&mut response) {
+        // a server with TLS closes the connection before it has read all
+        Err(_) if response.first() == Some(&TLS_ALERT) => {}
+        read => drop(read?),
     }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    if response.is_empty() {
+        return Err(std::io::Error::other("the connection was closed without a response"));
     }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
+    Ok(response)
 }
 
 #[cfg(test)]

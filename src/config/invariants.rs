@@ -4,7 +4,6 @@
 use std::path::Path;
 
 use super::file;
-use super::percent::decoded;
 use super::since::{EXPECTED, since};
 use super::value_parsers;
 use super::web::WebConfig;
@@ -59,11 +58,6 @@ pub fn value(text: &str) {
         Ok(unix) => assert!(unix.is_finite(), "{unix}"),
         Err(error) => assert!(error.contains(EXPECTED)),
     }
-    if let Some(plain) = decoded(text) {
-        assert!(plain.len() <= text.len() && (plain == text || text.contains('%')));
-    }
-    let encoded: String = text.bytes().map(|byte| format!("%{byte:02x}")).collect();
-    assert_eq!(decoded(&encoded).as_deref(), Some(text));
     if let Ok(bytes) = value_parsers::size(text, 4096) {
         assert!((4096..=i64::MAX as u64).contains(&bytes));
     }

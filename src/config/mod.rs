@@ -11,7 +11,6 @@ pub use filter::{GROUP_SETTING, RunSettings, label_settings, merged};
 pub mod invariants;
 pub mod otlp;
 pub mod pem;
-pub mod percent;
 mod settings;
 pub mod since;
 mod sources;

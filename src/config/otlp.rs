@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use axum::http::Uri;
 use axum::http::header::{HeaderName, HeaderValue};
+use percent_encoding::percent_decode_str;
 
 use super::declare::{
     Setting, SettingGroup, Source, choice, duration, parse_duration, path, secret, setting, settings, switch,
     text,
 };
-use super::percent::decoded;
 use super::sources::{Layer, RawValue, Values, invalid};
 use super::{ConfigError, setting as setting_of};
 
@@ -506,7 +506,11 @@ fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
 fn pair(text: &str) -> Option<(String, String)> {
     let (key, value) = text.split_once('=')?;
     let key = key.trim();
-    if key.is_empty() { None } else { Some((key.to_owned(), decoded(value.trim())?)) }
+    if key.is_empty() {
+        None
+    } else {
+        Some((key.to_owned(), percent_decode_str(value.trim()).decode_utf8().ok()?.into_owned()))
+    }
 }
 
 /// For [`super::invariants`]: a parsed endpoint has a host and a path, a parsed header can be sent.

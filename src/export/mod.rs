@@ -2,7 +2,6 @@
 
 pub mod events;
 pub mod json;
-pub mod reference_docs;
 pub mod runs;
 pub mod otlp_naming;
 pub mod prometheus;

@@ -2,31 +2,34 @@
 //!
 //! Code marks its work with the spans of `tracing`. With `--otlp.traces`, OpenTelemetry's SDK samples whole traces and gives their
 //! spans to a bounded queue, which the exporter's thread empties. Without it there is neither a layer nor a queue, and a span costs
-//! one comparison. The SDK's own exporter is not used: the thread, the connections and the responses of metrics and log records
-//! serve traces too.
+//! one comparison. `opentelemetry-otlp` encodes them, and sends by its hook for another HTTP client: connections, retries and losses are
+//! those of metrics and log records, also over gRPC.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::body::Bytes;
-use opentelemetry::Context;
 use opentelemetry::trace::TracerProvider;
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans};
+use opentelemetry::{Context, InstrumentationScope, KeyValue};
+use opentelemetry_http::{HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{ExporterBuildError, Protocol, WithExportConfig, WithHttpConfig};
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
-use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider, Span, SpanData, SpanProcessor};
-use prost::Message;
+use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider, Span, SpanData, SpanExporter, SpanProcessor};
 use tokio::sync::{Mutex, mpsc};
 use tracing::Metadata;
 use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::{Layer, Registry};
 
 use super::OtlpContext;
-use super::resource::scope;
 use super::retry::{DeliveryOutcome, RetryingExporter};
 use crate::clock::Timestamp;
 use crate::stats::otlp_stats::LossReason;
+use crate::text::error_chain;
 
 /// Maximum number of spans that wait; further ones are dropped and counted.
 const MAX_QUEUED: usize = 2_048;
@@ -34,6 +37,8 @@ const MAX_QUEUED: usize = 2_048;
 const MAX_BATCH: usize = 512;
 /// Time between two exports.
 const EXPORT_INTERVAL: Duration = Duration::from_secs(5);
+/// The hook has its own deadlines.
+const UNLIMITED: Duration = Duration::from_secs(24 * 3600);
 
 /// Spans that wait for the exporter.
 #[derive(Debug)]
@@ -74,67 +79,119 @@ pub fn layer(ratio: f64) -> (impl Layer<Registry> + Send + Sync, SpanQueue) {
     let processor = SpanSender { sender, dropped: Arc::clone(&dropped) };
     let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio)));
     let provider = SdkTracerProvider::builder().with_span_processor(processor).with_sampler(sampler).build();
+    let scope = InstrumentationScope::builder("memledger").with_version(env!("CARGO_PKG_VERSION")).build();
     let layer = tracing_opentelemetry::layer()
         .with_location(false)
         .with_threads(false)
         .with_tracked_inactivity(false)
         .with_context_activation(false)
-        .with_tracer(provider.tracer("memledger"));
+        .with_tracer(provider.tracer_with_scope(scope));
     let is_own = |metadata: &Metadata<'_>| metadata.is_span() && metadata.target().starts_with("memledger");
     let filter = filter_fn(is_own).with_max_level_hint(LevelFilter::INFO);
     (layer.with_filter(filter), SpanQueue { spans: Mutex::new(spans), dropped })
 }
 
-/// Exports the queue until the stop request, and once more then.
-pub(super) async fn run(context: &OtlpContext, mut exporter: RetryingExporter, queue: &SpanQueue) {
-    let mut spans = queue.spans.lock().await;
-    loop {
-        exporter.sleep(EXPORT_INTERVAL).await;
-        let is_stopping = exporter.is_stopping();
-        let due = Timestamp::now().plus(EXPORT_INTERVAL);
-        let mut batch = vec![];
-        while let Ok(span) = spans.try_recv() {
-            batch.push(span);
-            if batch.len() == MAX_BATCH {
-                export(context, &mut exporter, std::mem::take(&mut batch), due).await;
+/// The connection to the endpoint, and what the spans that are sent next are.
+#[derive(Debug)]
+struct SpanDelivery {
+    exporter: RetryingExporter,
+    spans: u64,
+    due: Timestamp,
+}
+
+impl SpanDelivery {
+    /// Delivers one request; spans that are not accepted in time are lost and counted.
+    async fn deliver(&mut self, body: &Bytes) {
+        let (exporter, count) = (&mut self.exporter, self.spans);
+        match exporter.deliver(body, self.due).await {
+            DeliveryOutcome::Accepted(rejected) => {
+                let rejected = rejected.min(count);
+                exporter.count(count - rejected, rejected, LossReason::Refused);
+                if rejected == 0 {
+                    exporter.mark_healthy();
+                }
             }
-        }
-        if !batch.is_empty() {
-            export(context, &mut exporter, batch, due).await;
-        }
-        exporter.count(0, queue.dropped.swap(0, Ordering::Relaxed), LossReason::QueueFull);
-        exporter.close();
-        if is_stopping {
-            return;
+            DeliveryOutcome::Rejected(_) => exporter.count(0, count, LossReason::Refused),
+            DeliveryOutcome::TimedOut => {
+                exporter.report_failure();
+                exporter.count(0, count, LossReason::Unreachable);
+            }
         }
     }
 }
 
-/// Exports spans in one request; those that are not accepted in time are lost and counted.
-async fn export(
+/// The hook of OpenTelemetry's exporter. Each request is done with once it is delivered or lost.
+#[derive(Clone, Debug)]
+struct SpanTransport(Arc<Mutex<SpanDelivery>>);
+
+impl HttpClient for SpanTransport {
+    fn send_bytes<'a: 'f, 'f>(
+        &'a self,
+        request: Request<Bytes>,
+    ) -> Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'f>> {
+        Box::pin(async move {
+            self.0.lock().await.deliver(request.body()).await;
+            Ok(Response::new(Bytes::new()))
+        })
+    }
+}
+
+/// Returns OpenTelemetry's exporter with this hook. What it would read from the environment is either set here or not used by the hook.
+fn encoder(
+    transport: SpanTransport,
     context: &OtlpContext,
-    exporter: &mut RetryingExporter,
-    batch: Vec<SpanData>,
-    due: Timestamp,
-) {
-    let count = batch.len() as u64;
-    let spans = batch.into_iter().map(Into::into).collect();
-    let scope_spans = vec![ScopeSpans { scope: Some(scope()), spans, schema_url: String::new() }];
-    let resource = Some(context.resource.clone());
-    let resource_spans = vec![ResourceSpans { resource, scope_spans, schema_url: String::new() }];
-    let body = Bytes::from(ExportTraceServiceRequest { resource_spans }.encode_to_vec());
-    match exporter.deliver(&body, due).await {
-        DeliveryOutcome::Accepted(rejected) => {
-            let rejected = rejected.min(count);
-            exporter.count(count - rejected, rejected, LossReason::Refused);
-            if rejected == 0 {
-                exporter.mark_healthy();
+) -> Result<impl SpanExporter + use<>, ExporterBuildError> {
+    let mut encoder = opentelemetry_otlp::SpanExporter::builder()
+        .with_http()
+        .with_http_client(transport)
+        .with_protocol(Protocol::HttpBinary)
+        .with_endpoint("http://endpoint/v1/traces")
+        .with_timeout(UNLIMITED)
+        .build()?;
+    let text = |pair: &opentelemetry_proto::tonic::common::v1::KeyValue| match pair
+        .value
+        .as_ref()?
+        .value
+        .as_ref()?
+    {
+        Value::StringValue(text) => Some(KeyValue::new(pair.key.clone(), text.clone())),
+        _ => None,
+    };
+    let attributes: Vec<_> = context.resource.attributes.iter().filter_map(text).collect();
+    encoder.set_resource(&Resource::builder_empty().with_attributes(attributes).build());
+    Ok(encoder)
+}
+
+/// Exports the queue until the stop request, and once more then.
+pub(super) async fn run(context: &OtlpContext, exporter: RetryingExporter, queue: &SpanQueue) {
+    let delivery = SpanDelivery { exporter, spans: 0, due: Timestamp::now() };
+    let transport = SpanTransport(Arc::new(Mutex::new(delivery)));
+    let encoder = match encoder(transport.clone(), context) {
+        Ok(encoder) => encoder,
+        Err(error) => return tracing::error!(error = error_chain(&error), "traces are not exported"),
+    };
+    let mut spans = queue.spans.lock().await;
+    loop {
+        transport.0.lock().await.exporter.sleep(EXPORT_INTERVAL).await;
+        let is_stopping = transport.0.lock().await.exporter.is_stopping();
+        let due = Timestamp::now().plus(EXPORT_INTERVAL);
+        loop {
+            let batch: Vec<_> = std::iter::from_fn(|| spans.try_recv().ok()).take(MAX_BATCH).collect();
+            if batch.is_empty() {
+                break;
+            }
+            let mut delivery = transport.0.lock().await;
+            (delivery.spans, delivery.due) = (batch.len() as u64, due);
+            drop(delivery); // the hook takes it
+            if let Err(error) = encoder.export(batch).await {
+                tracing::error!(error = error_chain(&error), "spans could not be encoded");
             }
         }
-        DeliveryOutcome::Rejected(_) => exporter.count(0, count, LossReason::Refused),
-        DeliveryOutcome::TimedOut => {
-            exporter.report_failure();
-            exporter.count(0, count, LossReason::Unreachable);
+        let mut delivery = transport.0.lock().await;
+        delivery.exporter.count(0, queue.dropped.swap(0, Ordering::Relaxed), LossReason::QueueFull);
+        delivery.exporter.close();
+        if is_stopping {
+            return;
         }
     }
 }

@@ -58,7 +58,6 @@ MUTATIONS = [
     ("a probe of no route", text(T + "daemonset.yaml", '"/-/healthy"', '"/healthz"'), judge.probed, "default", "unknown route /healthz"),
     ("a probe with two ways", default("livenessProbe: {}", "livenessProbe: {httpGet: {path: /-/healthy, port: metrics}}"), judge.probed, "everything", "has 2 handlers"),
     ("a probe that does not know TLS", text(T + "daemonset.yaml", "{{- if $secured }}", "{{- if false }}"), judge.probed, "tls", "livenessProbe uses HTTP"),
-    ("a test that does not know TLS", text(T + "tests/answers.yaml", '"--web.config.file=%s"', '"--log.level=%s"'), judge.probed, "tls", "helm test does not use"),
     ("a scrape that does not know TLS", text(T + "_helpers.tpl", 'ternary "https" "http"', 'ternary "http" "http"'), judge.probed, "tls", "ServiceMonitor uses http"),
     ("another port than the one it listens on", text(T + "daemonset.yaml", "containerPort: {{ $v.port }}", "containerPort: 10853"), judge.probed, "hostnetwork", "listens on :19853"),
     ("a Service that finds nothing", text(T + "service.yaml", '{{- include "memledger.selectorLabels" . | nindent 4 }}', "app: memledger"), judge.selected, "default", "does not match the pods"),

@@ -210,9 +210,6 @@ def probed(root, case, found, text):
     """Probes use existing routes, one handler each, existing ports, and TLS if the web configuration may require it."""
     container = chart.container(found)
     secured = next((variable["value"] for variable in container["env"] if variable["name"] == f"{OURS}WEB_CONFIG_FILE"), None)
-    for each in chart.of_kind(found, "Pod"):
-        if (f"--web.config.file={secured}" in each["spec"]["containers"][0]["args"]) != bool(secured):
-            yield f"helm test does not use the web configuration file {secured}"
     for kind, key in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
         for each in chart.of_kind(found, kind):
             if secured and (scheme := each["spec"][key][0]["scheme"]) != "https":

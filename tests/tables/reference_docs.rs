@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use crate::catalog::{FamilyId, MetricKind, MetricScope};
-use crate::config::SETTINGS;
-use crate::export::otlp_naming;
-use crate::gpu::device_metrics::{KNOWN_XIDS, XidClass};
+use memledger::catalog::{FamilyId, MetricKind, MetricScope};
+use memledger::config::SETTINGS;
+use memledger::export::otlp_naming;
+use memledger::gpu::device_metrics::{KNOWN_XIDS, XidClass};
 
 /// Returns the text of `docs/metrics.md`.
 pub fn metrics() -> String {
