@@ -29,11 +29,21 @@ pub struct RunQuery {
 /// Writes records; one that exists is replaced.
 pub fn write(transaction: &Transaction<'_>, runs: &BTreeMap<u64, RunRecord>) -> rusqlite::Result<()> {
     let mut statement = transaction.prepare(
-        "INSERT INTO runs (id, ended, body) VALUES (?1, ?2, ?3) \
-         ON CONFLICT (id) DO UPDATE SET ended = excluded.ended, body = excluded.body",
+        "INSERT OR REPLACE INTO runs (id, ended, run, run_group, container_name, container_id, body) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
     )?;
     for (id, run) in runs {
-        statement.execute(params![signed(*id), run.ended.unwrap_or(0.0), to_json(run)?])?;
+        let (subject, ended) = (&run.subject, run.ended.unwrap_or(0.0));
+        let name = &*subject.identity.name;
+        statement.execute(params![
+            signed(*id),
+            ended,
+            &*run.run,
+            &*run.group,
+            name,
+            &*subject.container_id,
+            to_json(run)?
+        ])?;
     }
     Ok(())
 }
@@ -152,6 +162,12 @@ impl<T> RunSelection<'_, T> {
     }
 }
 
+/// Selects the records that a name may mean, and without a name all: a superset of those that [`RunRecord::name_kind`] finds, by columns
+/// before the body, so that others are not read. A container's name is the end of its path in a pod.
+const SELECT: &str = "SELECT id, body FROM runs WHERE ended >= ?1 AND (?2 IS NULL OR run = ?2 OR run_group = ?2 \
+    OR substr(?2, -length(container_name)) = container_name OR substr(container_id, 1, length(?2)) = ?2) \
+    ORDER BY ended DESC, id DESC";
+
 /// Returns what `keep` makes of the newest selected records, oldest first; those in progress are last.
 fn selected<T>(
     connection: &Connection,
@@ -170,9 +186,8 @@ fn selected<T>(
     }
     let started = |key: &RunKey| key.started.unwrap_or(f64::MIN);
     selection.runs.sort_by(|(one, _), (other, _)| started(other).total_cmp(&started(one)));
-    let mut statement =
-        connection.prepare("SELECT id, body FROM runs WHERE ended >= ?1 ORDER BY ended DESC, id DESC")?;
-    let mut rows = statement.query([query.since.unwrap_or(f64::MIN)])?;
+    let mut statement = connection.prepare(SELECT)?;
+    let mut rows = statement.query(params![query.since.unwrap_or(f64::MIN), query.name])?;
     while !selection.is_complete()
         && let Some(row) = rows.next()?
     {
@@ -210,7 +225,7 @@ pub fn remove(connection: &Connection, times: &Range<f64>, max: usize, more: i64
     let excess = count(connection)? - limit(max);
     if excess > 0 {
         let sql = "DELETE FROM runs WHERE id IN (SELECT id FROM (SELECT id, row_number() OVER \
-                   (PARTITION BY CASE WHEN json_valid(body) THEN json_extract(body, '$.group') END ORDER BY ended DESC, id DESC) \
+                   (PARTITION BY run_group ORDER BY ended DESC, id DESC) \
                    AS place, ended FROM runs) WHERE place > ?1 ORDER BY ended, id LIMIT ?2)";
         removed += connection.prepare(sql)?.execute([MAX_OF_GROUP, excess])?;
     }
@@ -287,6 +302,21 @@ mod tests {
         assert_eq!(of("cafe", 1), [20.0]);
         assert_eq!(of("cafe0", 0), [30.0]);
         assert_eq!(of("team/cafe", 0), [40.0]);
+    }
+
+    #[test]
+    fn every_way_to_name_a_run_selects_it_by_the_columns() {
+        let store = &mut store(&[(10.0, "main"), (20.0, "main"), (30.0, "other")]);
+        let mut all = all_runs(store);
+        let run = all.get_mut(&2).unwrap();
+        (run.subject.identity.k8s_namespace, run.subject.identity.k8s_pod) = ("ml".into(), "train-0".into());
+        (run.subject.container_id, run.group) = ("0123456789ab".into(), "ml/train/main".into());
+        store.commit(&WriteBatch { runs: all, ..WriteBatch::default() }).unwrap();
+        let of = |name: &str| ended(store, &RunQuery { name: Some(name.to_owned()), ..RunQuery::default() });
+        for name in ["run-2", "ml/train/main", "train-0/main", "ml/train-0/main", "0123", "0123456789ab"] {
+            assert_eq!(of(name), [20.0], "{name}");
+        }
+        assert_eq!((of("main"), of("ain"), of("train-1/main")), (vec![10.0], vec![], vec![]));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::error::{StoreError, directory_of};
 const APPLICATION_ID: u32 = 0x6d6c_6467;
 
 /// Version of the schema. A file of an older one is set aside: no version was published before this one.
-pub(super) const VERSION: i64 = 4;
+pub(super) const VERSION: i64 = 5;
 
 /// `AUTOINCREMENT` keeps the highest event id even after its row was removed.
 const SCHEMA: &str = "
@@ -35,7 +35,15 @@ const SCHEMA: &str = "
     CREATE INDEX events_by_container ON events (container_id, at) WHERE container_id IS NOT NULL;
     CREATE INDEX events_unsettled ON events (id) WHERE settled = 0;
     CREATE INDEX events_notable ON events (at) WHERE notable = 1;
-    CREATE TABLE runs (id INTEGER PRIMARY KEY, ended REAL NOT NULL, body TEXT NOT NULL) STRICT;
+    CREATE TABLE runs (
+        id INTEGER PRIMARY KEY,
+        ended REAL NOT NULL,
+        run TEXT NOT NULL,
+        run_group TEXT NOT NULL,
+        container_name TEXT NOT NULL,
+        container_id TEXT NOT NULL,
+        body TEXT NOT NULL
+    ) STRICT;
     CREATE INDEX runs_by_end ON runs (ended, id);
     CREATE TABLE state (kind TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (kind, key))
         STRICT, WITHOUT ROWID;
