@@ -203,7 +203,7 @@ fn verbs_group_the_pods_of_a_job() {
     let (code, advice) = verb(&["advise", "train-1/main"]);
     assert!(code == Some(0) && advice.starts_with(&group), "a pod of it: {advice}");
     let (code, error) = verb(&["report", "main"]);
-    assert!(code == Some(1) && error.contains("is the name of containers of 2 groups"), "{error}");
+    assert!(code == Some(3) && error.contains("is the name of containers of 2 groups"), "{error}");
 }
 
 #[test]

@@ -192,7 +192,7 @@ fn containers_that_cannot_be_cleaned_are_an_error_with_the_reason() {
         ("nobody", format!("no container \"nobody\" is running; the nearest known names are \"{name}\"")),
     ] {
         let (code, text, errors) = cleanup(&host, &[wanted]);
-        assert!(code == Some(1) && text.is_empty() && errors.contains(&expected), "{code:?} {text} {errors}");
+        assert!(code == Some(3) && text.is_empty() && errors.contains(&expected), "{code:?} {text} {errors}");
     }
     assert_eq!(cleanup(&host, &[&name, "--deadline=1h"]).0, Some(2));
 }

@@ -258,7 +258,7 @@ fn ledger_of_newer_version_is_logged_and_not_changed() {
     drop(ledger);
     assert!(std::fs::read(&file).expect("the ledger") == before, "it was changed");
     let (code, _, error) = run(&["events", &state]);
-    assert_eq!(code, Some(1), "the host is read instead: {error}");
+    assert_eq!(code, Some(3), "the host is read instead: {error}");
     let words: Vec<_> = error.split_whitespace().collect();
     assert!(words.join(" ").contains("newer memledger"), "{error}");
 }

@@ -161,7 +161,7 @@ def test_members_of_the_group_need_no_root_and_others_have_no_access(machine, pa
 
     assert is_verdict(as_user("memledger").stdout, containers[-1])
     refused = as_user("nogroup")
-    assert refused.returncode == 1 and "OUT OF MEMORY" not in refused.stdout, refused
+    assert refused.returncode == 3 and "OUT OF MEMORY" not in refused.stdout, refused
 
 
 def test_service_runs_as_its_own_user_with_two_capabilities(machine, packages, containers):
