@@ -1,4 +1,4 @@
-//! Limits how many heaps the C library keeps.
+//! Limits how many heaps the C library keeps, and what it keeps in them.
 
 #![allow(unsafe_code)]
 
@@ -14,5 +14,14 @@ pub fn limit_heaps() {
     {
         // SAFETY: the call changes a number that the allocator reads when a thread first allocates; there is one thread now.
         unsafe { libc::mallopt(libc::M_ARENA_MAX, MAX_HEAPS) };
+    }
+}
+
+/// Gives free memory back to the kernel, which the allocator otherwise keeps: after work that took much for a moment.
+pub fn trim() {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: the call takes the allocator's own locks, and touches free memory only.
+        unsafe { libc::malloc_trim(0) };
     }
 }

@@ -116,7 +116,12 @@ impl HttpState {
             let text = "other requests are reading the ledger; try again\n";
             return Err((StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")], text).into_response());
         };
-        run_blocking(permit, work).await
+        let read = move || {
+            let found = work();
+            crate::host::heap::trim(); // records of many runs were parsed
+            found
+        };
+        run_blocking(permit, read).await
     }
 }
 
