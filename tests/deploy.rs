@@ -187,7 +187,8 @@ fn health_check_fails_with_a_message_when_memledger_is_down() {
     let address = listener.local_addr().expect("its address");
     let connection = std::net::TcpStream::connect(address).expect("a connection");
     let port = connection.local_addr().expect("its other end");
-    let (code, _, error) = crate::support::run(&["healthcheck", &format!("--web.listen-address={port}")]);
+    let (code, _, error) =
+        crate::support::run(&["healthcheck", &format!("--web.listen-address={port}"), "--local.socket="]);
     assert_eq!(code, Some(1));
     assert!(error.contains("/-/ready does not respond"), "{error}");
 }

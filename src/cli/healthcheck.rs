@@ -14,13 +14,12 @@ use clap::Command;
 
 use super::control;
 use crate::config::Config;
+use crate::http::HTTPS_REQUIRED;
 
 /// Longer than any response takes; Docker repeats health checks anyway.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// The route of readiness.
 const READY: &str = "/-/ready";
-/// A record of TLS that is an alert begins with this byte: so a server with TLS answers what is none.
-const TLS_ALERT: u8 = 0x15;
 
 /// Returns the verb. Its exit status is that of probes: 1 whatever is wrong.
 pub fn command() -> Command {
@@ -47,7 +46,7 @@ pub fn run(config: &Config) -> anyhow::Result<ExitCode> {
     };
     let url = format!("http://{}{READY}", connect_address(*address));
     let response = request(connect_address(*address)).with_context(|| format!("{url} does not respond"))?;
-    if response.first() == Some(&TLS_ALERT) {
+    if response == HTTPS_REQUIRED {
         super::print(
             "memledger responds. It uses TLS, so whether it has a sample is known on its control socket only.\n",
         )?;
@@ -86,11 +85,7 @@ fn request(address: SocketAddr) -> std::io::Result<Vec<u8>> {
     stream.set_write_timeout(Some(TIMEOUT))?;
     stream.write_all(format!("GET {READY} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())?;
     let mut response = Vec::new();
-    match stream.take(4096).read_to_end(&mut response) {
-        // a server with TLS closes the connection before it has read all
-        Err(_) if response.first() == Some(&TLS_ALERT) => {}
-        read => drop(read?),
-    }
+    stream.take(4096).read_to_end(&mut response)?;
     if response.is_empty() {
         return Err(std::io::Error::other("the connection was closed without a response"));
     }

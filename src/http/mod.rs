@@ -40,7 +40,7 @@ pub use control_socket::{ControlSocket, bind, serve_control_socket};
 pub use events::MAX_EVENTS;
 use limits::{ClientLimit, Permit};
 pub use runs::MAX_RUNS;
-pub use server::{listen, serve};
+pub use server::{HTTPS_REQUIRED, listen, serve};
 use snapshot_cache::NoSnapshot;
 pub use snapshot_cache::{RenderedSnapshot, SnapshotCache};
 

@@ -56,7 +56,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_SPAN_PATH: usize = 100;
 
 /// The response to plain HTTP on a TLS port, the same as Go's servers send.
-const HTTPS_REQUIRED: &[u8] =
+pub const HTTPS_REQUIRED: &[u8] =
     b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n\
     Client sent an HTTP request to an HTTPS server.\n";
 

@@ -5,7 +5,8 @@ use crate::support::{Memledger, run};
 
 fn healthcheck(memledger: &Memledger, site: &Site) -> (Option<i32>, String, String) {
     let address = format!("--web.listen-address={}", memledger.address);
-    run(&["healthcheck", &address, &format!("--web.config.file={}", site.path("web.yml"))])
+    let file = format!("--web.config.file={}", site.path("web.yml"));
+    run(&["healthcheck", &address, &file, "--local.socket="])
 }
 
 #[test]
