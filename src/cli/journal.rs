@@ -36,7 +36,7 @@ pub fn add_monitor(verdict: &mut Verdict) {
     } else if let Some(line) =
         lines.lines().find(|line| line.contains("earlyoom") && line.contains("sending SIG"))
     {
-        // it names processes, whose container is not known any more
+        // it names processes; their container is not known any more
         verdict.also.push(
             "earlyoom killed a process at that time; whether it was in this container is not known."
                 .to_owned(),

@@ -379,10 +379,11 @@ impl AccessControl {
     fn reload_if_changed(&self, file: &Path) -> Result<bool, String> {
         let old = self.security();
         match self.changed(&old, file) {
-            Ok(None) => Ok(false),
-            Ok(Some(newer)) => {
-                self.apply(&old, newer);
-                Ok(true)
+            Ok(newer) => {
+                self.is_settled(""); // the next rejection may be of a file that is being written
+                let is_new = newer.is_some();
+                newer.into_iter().for_each(|newer| self.apply(&old, newer));
+                Ok(is_new)
             }
             Err(RejectedChange { reason, instead }) => {
                 if let Some(files) = instead.filter(|_| self.is_settled(&reason)) {
