@@ -197,7 +197,8 @@ fn stalled_readers_of_runs_use_one_page_each() {
     let stalled: Vec<_> = (0..10)
         .map(|_| {
             let mut stream = connect(&memledger);
-            write!(stream, "GET /api/v1/runs?limit=500 HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            write!(stream, "GET /api/v1/runs?limit=500&timelines=true HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                .unwrap();
             let mut first = [0; 15];
             stream.read_exact(&mut first).unwrap();
             assert_eq!(&first, b"HTTP/1.1 200 OK");
@@ -208,7 +209,7 @@ fn stalled_readers_of_runs_use_one_page_each() {
     eprintln!("{} stalled readers of 20 MB: {grown} bytes", stalled.len());
     assert!(grown < 20 << 20, "{grown} bytes");
     drop(stalled);
-    let (status, body) = memledger.get("/api/v1/runs?limit=500");
+    let (status, body) = memledger.get("/api/v1/runs?limit=500&timelines=true");
     let listed: Value = serde_json::from_str(&body).expect("JSON");
     let runs = listed["runs"].as_array().expect("a list");
     assert_eq!((status, runs.len()), (200, RUNS as usize));

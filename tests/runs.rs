@@ -178,6 +178,9 @@ fn advised_settings_stay_under_the_limit_that_killed_others() {
     // the same by the API, for one run by each of its names
     let (code, text) = ledger.memledger.get(&format!("/api/v1/runs?run={}&limit=2", scene.name));
     assert_eq!((code, json(&text)["runs"].as_array().map(Vec::len)), (200, Some(2)), "{text}");
+    assert!(text.contains("unreclaimable_peak_bytes") && !text.contains("\"timeline\""), "{text}");
+    let (_, text) = ledger.memledger.get(&format!("/api/v1/runs?run={}&limit=2&timelines=true", scene.name));
+    assert!(text.contains("\"timeline\""), "{text}");
     let id = large["run"].as_str().expect("an id");
     for wanted in [id, large["container_name"].as_str().expect("a name")] {
         let (code, text) = ledger.memledger.get(&format!("/api/v1/runs/{wanted}"));

@@ -132,6 +132,19 @@ fn stops_cleanly_soon_after_a_signal() {
 }
 
 #[test]
+fn hangup_is_answered_by_a_line_and_nothing_else() {
+    let memledger = Memledger::start(ALONE);
+    memledger.signal("HUP");
+    eventually("the line", || match memledger.log().contains("SIGHUP: the web configuration") {
+        true => Ok(()),
+        false => Err(memledger.log()),
+    });
+    assert_eq!(memledger.get("/-/healthy").0, 200);
+    memledger.signal("TERM");
+    assert_eq!(memledger.wait().0, Some(0));
+}
+
+#[test]
 fn used_port_is_reported() {
     let first = Memledger::start(ALONE);
     let (code, _, stderr) =

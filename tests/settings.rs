@@ -38,6 +38,11 @@ fn config_check_prints_every_error_and_no_secret() {
     assert_eq!(code, Some(1));
     assert!(text.contains("web.yml:1: the password hash of \"ann\"") && !text.contains("hunter2"), "{text}");
 
+    std::fs::remove_file(&web).unwrap();
+    let (code, _, text) = run(&["config", "check", path]);
+    let missing = format!("cannot read the web configuration {}: No such file", web.display());
+    assert!(code == Some(1) && text.contains(&missing), "{code:?} {text}");
+
     std::fs::write(&file, "sample.interval: 2s\n").unwrap();
     let (code, out, text) = run(&["config", "check", path]);
     assert_eq!((code, out), (Some(0), format!("{path}: no errors\n")), "{text}");

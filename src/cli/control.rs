@@ -165,7 +165,8 @@ pub fn runs(config: &Config, query: &RunQuery, timeout: Duration) -> anyhow::Res
     let since = query.since.map(|since| format!("&since={since}")).unwrap_or_default();
     let name = query.name.as_deref().map(percent_encoded);
     let name = name.map(|name| format!("&run={name}")).unwrap_or_default();
-    let target = format!("/api/v1/runs?limit={limit}{since}{name}");
+    let timelines = if query.timelines { "&timelines=true" } else { "" };
+    let target = format!("/api/v1/runs?limit={limit}{since}{name}{timelines}");
     let RunList { runs } = serde_json::from_str(&self::query(config, &target, "application/json", timeout)?)?;
     Ok(runs)
 }

@@ -47,7 +47,9 @@ pub fn list_command() -> Command {
                 .default_value("30")
                 .help("Maximum number of runs, the newest ones. 0: all."),
         )
-        .arg(json_flag("Print one JSON object per line, with all fields."));
+        .arg(json_flag(
+            "Print one JSON object per line, with all fields but the timeline and the operations, which `memledger report` has.",
+        ));
     answers(command, "also if none is recorded", "no run, container or group has this name")
 }
 
@@ -102,6 +104,7 @@ pub fn list(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         since: matches.get_one::<f64>("since").copied(),
         name: matches.get_one::<String>("run").cloned(),
         limit: matches.get_one::<usize>("limit").copied().unwrap_or(0),
+        timelines: false,
     };
     let source = Runs::open(config)?;
     // one more than wanted shows whether there are more
@@ -222,7 +225,8 @@ impl<'a> Runs<'a> {
     /// Returns the newest runs that are meant by a name, at least one, oldest first; an error if it is the name of containers of several
     /// groups.
     fn select(&self, wanted: &str, limit: usize) -> anyhow::Result<Vec<RunRecord>> {
-        let mut found = self.0.runs(&RunQuery { name: Some(wanted.to_owned()), ..RunQuery::default() })?;
+        let query = RunQuery { name: Some(wanted.to_owned()), timelines: true, ..RunQuery::default() };
+        let mut found = self.0.runs(&query)?;
         check_unambiguous(&found, wanted).map_err(anyhow::Error::msg)?;
         if limit > 0 {
             found.drain(..found.len().saturating_sub(limit));

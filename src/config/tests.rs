@@ -281,6 +281,7 @@ fn variables_with_the_prefix_of_a_group_that_are_no_setting_are_mistakes() {
         "MEMLEDGER_WEB_CONFIG_FILE",
         "MEMLEDGER_CONFIG_FILE",
         "MEMLEDGER_OTLP_HEADER",
+        "MEMLEDGER_LISTEN_ADDRESS",
         // those of Kubernetes for a Service named memledger, and of the client
         "MEMLEDGER_SERVICE_HOST",
         "MEMLEDGER_PORT_10853_TCP",
@@ -288,5 +289,5 @@ fn variables_with_the_prefix_of_a_group_that_are_no_setting_are_mistakes() {
         "WEB_CONFIG",
     ];
     let unknown = super::unknown_variables(names.map(str::to_owned));
-    assert_eq!(unknown, ["MEMLEDGER_WEB_CONFIGFILE", "MEMLEDGER_OTLP_HEADER"]);
+    assert_eq!(unknown, ["MEMLEDGER_WEB_CONFIGFILE", "MEMLEDGER_OTLP_HEADER", "MEMLEDGER_LISTEN_ADDRESS"]);
 }

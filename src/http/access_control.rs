@@ -487,6 +487,17 @@ mod tests {
     }
 
     #[test]
+    fn limited_ciphers_or_curves_close_connections() {
+        let none = with_tls("");
+        for limited in
+            ["  cipher_suites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384]\n", "  curve_preferences: [X25519]\n"]
+        {
+            assert!(!none.files.admits_same_clients(&with_tls(limited).files), "{limited}");
+        }
+        assert!(none.files.admits_same_clients(&with_tls("").files));
+    }
+
+    #[test]
     fn what_is_applied_of_a_weaker_file_is_never_weaker() {
         let strict = with_tls(
             "  client_ca_file: a\n  client_auth_type: RequireAndVerifyClientCert\n  client_allowed_sans: [ann]\n  min_version: TLS13\n  \

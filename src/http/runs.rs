@@ -23,10 +23,13 @@ pub async fn list(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Response> {
     let event_reader = shared.event_reader.clone().ok_or_else(ledger_not_open)?;
-    let (text, now) = (query.as_deref().unwrap_or(""), Timestamp::now().unix_seconds());
-    let selection = query::selection(text, now, MAX_RUNS, ("run", "a run, a container or a group"));
+    let now = Timestamp::now().unix_seconds();
+    let text = query.as_deref().unwrap_or("");
+    let (whole, text): (Vec<_>, Vec<_>) = text.split('&').partition(|pair| *pair == "timelines=true");
+    let selection =
+        query::selection(&text.join("&"), now, MAX_RUNS, ("run", "a run, a container or a group"));
     let Selection { since, name, limit } = selection.map_err(bad_request)?;
-    let query = RunQuery { since, name, limit };
+    let query = RunQuery { since, name, limit, timelines: !whole.is_empty() };
     let read = move |at: Option<RunCursor>| {
         event_reader.read(|store| store.run_page(&query, at)).map_err(|error| error.to_string())
     };
@@ -88,11 +91,11 @@ pub async fn advice(
         let Some(group) = newest else {
             return Ok(Err(unknown(&name, &read_runs(&event_reader, &RECENT)?)));
         };
-        let query = RunQuery { name: Some(group.to_string()), limit: MAX_RUNS, since: None };
+        let query = RunQuery { name: Some(group.to_string()), limit: MAX_RUNS, ..RunQuery::default() };
         let mut runs = read_runs(&event_reader, &query)?;
         runs.retain(|run| run.group == group);
         let advice = if is_check {
-            let query = RunQuery { since: Some(f64::MAX), limit: MAX_RUNS, name: None };
+            let query = RunQuery { since: Some(f64::MAX), limit: MAX_RUNS, ..RunQuery::default() };
             let mut running = read_runs(&event_reader, &query)?;
             running.retain(|run| run.ended.is_none());
             crate::runs::advice::lines::check(&runs, &running, Timestamp::now().unix_seconds())
@@ -108,7 +111,7 @@ pub async fn advice(
 }
 
 /// Selects the runs whose names are proposed for an unknown one.
-const RECENT: RunQuery = RunQuery { since: None, name: None, limit: 100 };
+const RECENT: RunQuery = RunQuery { since: None, name: None, limit: 100, timelines: false };
 
 /// A response that is no body.
 type Rejected = (StatusCode, String);
@@ -119,7 +122,7 @@ fn read_runs(event_reader: &EventReader, query: &RunQuery) -> Result<Vec<RunReco
 
 /// Returns the newest runs that a name selects, oldest first; 409 if it is the name of containers of several groups.
 fn select(event_reader: &EventReader, name: &str) -> Result<Result<Vec<RunRecord>, Rejected>, String> {
-    let query = RunQuery { name: Some(name.to_owned()), limit: MAX_RUNS, since: None };
+    let query = RunQuery { name: Some(name.to_owned()), limit: MAX_RUNS, since: None, timelines: true };
     let runs = read_runs(event_reader, &query)?;
     Ok(match check_unambiguous(&runs, name) {
         Ok(()) => Ok(runs),

@@ -252,3 +252,23 @@ fn removed_user_is_out_whatever_else_the_file_says() {
     site.write("web.yml", &both);
     await_status("bob", 200);
 }
+
+#[test]
+fn read_that_hangs_is_shown_and_the_old_rules_stay() {
+    let site = Site::new(&format!("{TLS}{}", user("ann")));
+    let memledger = site.start(&[]);
+    // as on a network file system whose server is away: a FIFO that nobody writes to
+    let (path, spare) = (site.path("web.yml"), site.path("spare"));
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&spare).status().unwrap().success());
+    std::fs::rename(&spare, &path).unwrap();
+    let password = basic("ann", "secret");
+    await_use(&site, &memledger, &password, 0.0);
+    assert!(memledger.log().contains("its file system hangs"), "{}", memledger.log());
+    assert_eq!(site.client().get(&memledger, "/metrics", "").unwrap().0, 401);
+    let mut writer = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    writer.write_all(text.as_bytes()).unwrap();
+    drop(writer);
+    site.write("web.yml", &text);
+    await_use(&site, &memledger, &password, 1.0);
+}

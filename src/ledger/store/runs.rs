@@ -24,6 +24,18 @@ pub struct RunQuery {
     pub name: Option<String>,
     /// Maximum number, the newest. 0: all.
     pub limit: usize,
+    /// Also the timelines and operations, which are nearly all of a record's bytes.
+    pub timelines: bool,
+}
+
+impl RunQuery {
+    /// Removes what the query does not select of a record.
+    fn trim(&self, mut run: RunRecord) -> RunRecord {
+        if !self.timelines {
+            (run.timeline, run.operations) = (vec![], vec![]);
+        }
+        run
+    }
 }
 
 /// Writes records; one that exists is replaced.
@@ -83,7 +95,7 @@ impl RunKey {
 
 /// Returns the newest selected records, oldest first; those in progress are last. One that cannot be parsed is logged and skipped.
 pub fn select(connection: &Connection, query: &RunQuery) -> rusqlite::Result<Vec<RunRecord>> {
-    selected(connection, query, |_, run| run)
+    selected(connection, query, |_, run| query.trim(run))
 }
 
 /// Returns a part of the selected records as JSON, oldest first, and the cursor of the next part; without a cursor the first part.
@@ -107,7 +119,7 @@ pub fn page(
         && let Some(place) = unread.pop()
     {
         let Some(run) = read(connection, &place)? else { continue };
-        let text = to_json(&run)?;
+        let text = to_json(&query.trim(run))?;
         bytes += text.len();
         raw_json.push(text);
     }
@@ -279,8 +291,12 @@ mod tests {
     #[test]
     fn selects_the_newest_by_name_and_time() {
         let store = store(&[(30.0, "train"), (10.0, "train"), (20.0, "eval"), (40.0, "eval")]);
-        let query =
-            |since, name: Option<&str>, limit| RunQuery { since, name: name.map(str::to_owned), limit };
+        let query = |since, name: Option<&str>, limit| RunQuery {
+            since,
+            name: name.map(str::to_owned),
+            limit,
+            timelines: true,
+        };
         assert_eq!(ended(&store, &query(None, None, 0)), [10.0, 20.0, 30.0, 40.0]);
         assert_eq!(ended(&store, &query(None, None, 2)), [30.0, 40.0]);
         assert_eq!(ended(&store, &query(Some(20.0), Some("eval"), 0)), [20.0, 40.0]);
@@ -296,8 +312,9 @@ mod tests {
         all.get_mut(&4).unwrap().group = "team/cafe".into();
         let mut store = store;
         store.commit(&WriteBatch { runs: all, ..WriteBatch::default() }).unwrap();
-        let of =
-            |name: &str, limit| ended(&store, &RunQuery { since: None, name: Some(name.to_owned()), limit });
+        let of = |name: &str, limit| {
+            ended(&store, &RunQuery { name: Some(name.to_owned()), limit, ..RunQuery::default() })
+        };
         assert_eq!(of("cafe", 0), [10.0, 20.0], "the group, and neither the container nor the id");
         assert_eq!(of("cafe", 1), [20.0]);
         assert_eq!(of("cafe0", 0), [30.0]);
