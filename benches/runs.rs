@@ -40,6 +40,7 @@ fn record(number: u64, now: f64) -> RunRecord {
         unreclaimable_bytes: Some(bytes - (at << 20)),
         gpu_bytes: Some(2 * bytes),
         torch_reserved_bytes: Some(bytes),
+        torch_allocated_min_bytes: Some(bytes / 2),
     };
     let settings =
         [("batch_size", batch.to_string()), ("num_workers", "4".into()), ("precision", "16-mixed".into())];

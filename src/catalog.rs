@@ -298,6 +298,9 @@ catalog! {
         "`peer`: the process ended; `no_container`: it is in no container; `connections`: too many; `rate`: a sender was made to wait; `too_large`, `malformed`, `version`: no valid message; `sender`: sent by another process than the one that connected, such as a forked child; `name`: characters that are not allowed; `rank`: a local rank over 63; `operations`: more than 64 pairs of component and operation in a container.";
     REPORTER_LOST = Counter Global "memledger_reporter_lost_total" [] max 1,
         "Messages that reporting processes could not send, and errors in their client, as they say themselves.";
+    REPORTER_OVERLAPPING_OPERATIONS = Counter Global "memledger_reporter_overlapping_operations_total" [] max 1,
+        hidden "of a program that overlaps its operations; the table of operations shows which have no peak",
+        "Operations of reporting programs without a peak: another one ran at the same time on the same device.";
     REPORTER_HOLDERS_WITHHELD = Counter Global "memledger_reporter_holders_withheld_total" ["reason"] max 4,
         "Partitions of a container's GPU memory that were left out of a cycle, by reason.",
         "`stale`: a sample and the driver's reading were more than 1.5 s apart; `negative`: the process held less by the driver's reading than torch reported; `unknown_gpu`: torch did not say which GPU it is, and the driver's reading does not either; `unreported`: the driver does not report the memory of a process.";
@@ -609,7 +612,7 @@ pub const UNITS: [(&str, &str); 6] = [
 ];
 
 /// Units of counts, by the last word of the name without `_total`.
-pub const COUNT_UNITS: [(&str, &str); 34] = [
+pub const COUNT_UNITS: [(&str, &str); 35] = [
     ("ratio", "1"), // stays in the name: receivers add no suffix for a unit of 1
     ("kills", "{kill}"),
     ("unattributed", "{kill}"),
@@ -625,6 +628,7 @@ pub const COUNT_UNITS: [(&str, &str); 34] = [
     ("panics", "{panic}"),
     ("sent", "{item}"),
     ("lost", "{item}"),
+    ("operations", "{operation}"),
     ("fds", "{file_descriptor}"),
     ("processes", "{process}"),
     ("containers", "{container}"),

@@ -377,6 +377,9 @@ pub struct CudaOom {
     /// Unix time of that reading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holders_at: Option<f64>,
+    /// Where the program wrote PyTorch's history of allocations, in the container; empty if it records none.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub snapshot: Arc<str>,
     /// Settings of the run, such as `batch_size`, as far as they were known then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub settings: Vec<(Arc<str>, Arc<str>)>,

@@ -128,6 +128,7 @@ fn unmodified_program_shows_its_partition() {
     assert_eq!(metrics.value("memledger_container_torch_alloc_retries_total", &of(&name)), 0.0);
     assert_eq!(metrics.value("memledger_reporter_connections", &[]), 1.0);
     assert_eq!(metrics.value("memledger_reporter_lost_total", &[]), 0.0);
+    assert_eq!(metrics.value("memledger_reporter_overlapping_operations_total", &[]), 0.0);
     let api = host.memledger.api();
     let gpus = &api["containers"][0]["gpus"][&State::with_gpus(1).gpus[0].uuid];
     assert_eq!(gpus["memory_holder_bytes"]["tensors"], 200 * MIB, "{gpus}");

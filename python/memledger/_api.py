@@ -5,9 +5,10 @@ from contextlib import ContextDecorator
 from typing import Any, Dict, Mapping, Optional
 
 from memledger import _host, _startup, _torch
-from memledger._cuda_oom import mark_operation, operations
 from memledger._cleanup import clean, cleaner, is_capturing, raise_on_sigterm
+from memledger._cuda_oom import mark_operation, operations
 from memledger._guard import never_raises, warn_once
+from memledger._peaks import peaks
 from memledger._reporter import Pair, reporter, valid_name
 
 CO_COROUTINE = 0x80  # of an `async def`; the module inspect takes long to import
@@ -52,22 +53,24 @@ def step(n: int = 1, samples: Optional[int] = None, batch_size: Optional[int] = 
 class track(ContextDecorator):
     """Records the memory of an operation of a component, as a context or a decorator.
 
-        with memledger.track("model", "generate"):
+        with memledger.track("model", "generate") as tracked:
             ...
+        print(tracked.peak_bytes)
 
-    Host memory, tensors and torch's cache are those at the end of the operation. The peak of a device is exact if torch's peak
-    rose within the operation, and absent otherwise: torch has one peak for the whole process, which is not reset here
-    because the program may use it. Coroutines that are tracked at the same time in one thread share these figures. Of several
-    devices all have to rise, and the peak is the sum of theirs. Names have 1 to 64 of the characters A-Z a-z 0-9 _ . : - and are
-    changed to that, with a warning.
+    Host memory, tensors and torch's cache are those at the end of the operation, the peak of tensors is that of the operation. One
+    within another counts for both. Where operations of several threads, or coroutines, overlap on a device, torch cannot tell their
+    peaks apart: they are absent, and counted. A thread's device is its current one. What the program reads of torch's own peaks stays as
+    it would be without. Names have 1 to 64 of the characters A-Z a-z 0-9 _ . : - and are changed to that, with a warning. Does
+    nothing within what torch.compile compiles.
     """
 
+    #: Highest memory of tensors within the operation in bytes, the sum over the devices in use; None before its end, and where unknown.
+    peak_bytes: Optional[int] = None
     _pair: Pair = ("invalid", "invalid")  # where the arguments were wrong
 
     @never_raises()
     def __init__(self, component: str, operation: str) -> None:
         self._pair = (valid_name(component), valid_name(operation))
-        self._peaks_before: Dict[int, int] = {}
 
     def _recreate_cm(self) -> "track":
         return track(*self._pair)  # a decorated function may call itself
@@ -90,21 +93,21 @@ class track(ContextDecorator):
 
     @never_raises()
     def _enter(self) -> None:
-        reporter.observe_ooms()
-        self._entered = operations.enter(self._pair)
-        self._peaks_before = {device["i"]: device.get("alloc_peak", 0) for device in _torch.devices() or []}
         reporter.start_unless_stopped()
+        reporter.observe_ooms()
+        # a list, because an object may be entered again within itself
+        self.__dict__.setdefault("_entered", []).append((peaks.enter(), operations.enter(self._pair)))
 
     @never_raises()
     def __exit__(self, *exception: Any) -> None:
-        entered = getattr(self, "_entered", None)
-        if entered is not None:
-            operations.leave(entered, self._pair)
         mark_operation(exception[1] if len(exception) > 1 else None, self._pair)
-        devices, before = _torch.devices(), self._peaks_before
-        risen = tuple(each["i"] for each in devices or [] if each.get("alloc_peak", 0) > before.get(each["i"], 0))
-        peak = _torch.total(devices, "alloc_peak") if devices and len(risen) == len(devices) else None
-        reporter.record(self._pair, devices, peak, risen)
+        entered = self.__dict__.get("_entered")
+        if entered:
+            interval, operation = entered.pop()
+            usage = peaks.leave(interval)
+            operations.leave(operation, self._pair)
+            self.peak_bytes = usage.peak
+            reporter.record(self._pair, usage.devices, usage.peak)
         if exception and exception[0] is not None:
             cleaner.note_error()
         else:
@@ -117,8 +120,8 @@ class batch_search(ContextDecorator):
         with memledger.batch_search():
             tuner.scale_batch_size(trainer.model)
 
-    Its peaks, steps and caught out-of-memory errors are not reported; one by which the program ends is. At its end torch's peaks
-    begin again. ``auto_select_batch_size`` of ``memledger.analyze`` does this itself.
+    Its steps and caught out-of-memory errors are not reported; one by which the program ends is. At its end memledger forgets the
+    GPU peaks and failures of the run so far. ``auto_select_batch_size`` of ``memledger.analyze`` does this itself.
     """
 
     @never_raises()
@@ -127,7 +130,7 @@ class batch_search(ContextDecorator):
 
     @never_raises()
     def __exit__(self, *exception: Any) -> None:
-        reporter.end_search(bool(exception) and exception[0] is not None)
+        reporter.end_search()
 
 
 @never_raises(default=dict)
@@ -135,21 +138,21 @@ def peak() -> Dict[str, int]:
     """Returns the highest memory of this process so far, in bytes.
 
     ``cpu_ram_bytes`` is resident memory; ``gpu_allocated_bytes`` and ``gpu_reserved_bytes`` are torch's, the sum of each device's own
-    highest, and missing without a GPU.
+    highest, also from before a reset of torch's peaks, and missing without a GPU.
     """
-    peaks = {"cpu_ram_bytes": _host.peak_rss_bytes()}
-    devices = _torch.devices()
+    found = {"cpu_ram_bytes": _host.peak_rss_bytes()}
+    devices = peaks.of_process()
     for key, field in (("gpu_allocated_bytes", "alloc_peak"), ("gpu_reserved_bytes", "res_peak")):
         value = _torch.total(devices, field)
         if value is not None:
-            peaks[key] = value
-    return peaks
+            found[key] = value
+    return found
 
 
 @never_raises(default=bool)
 def save_report(path: str = "memory_usage.json") -> bool:
     """Writes what ``track`` recorded, with the peaks of the process, as JSON. Returns whether the file was written."""
-    devices = _torch.devices()
+    devices = peaks.of_process()
     reporter.records.add_peaks(
         _host.peak_rss_bytes(), _torch.total(devices, "alloc_peak"), _torch.total(devices, "res_peak")
     )
@@ -179,10 +182,9 @@ def cleanup() -> Optional[int]:
 def cleanup_on(*moments: str, threshold: float = 85, every: int = 1) -> None:
     """Cleans up at these moments from now on; without any, no longer.
 
-    ``"start"``: now. ``"step"``: after each ``every`` steps. ``"threshold"``: where a GPU that this process uses is at least ``threshold``
-    percent full, at most once a minute. ``"error"``: after an operation of ``track`` failed. ``"exit"``: at the end of the program.
-
-    All but ``"start"`` and ``"exit"`` happen at safe points: the end of ``step``, or of an operation of ``track``.
+    ``"step"``: after each ``every`` steps. ``"threshold"``: where a GPU that this process uses is at least ``threshold`` percent full, at
+    most once a minute. ``"error"``: after an operation of ``track`` failed. It happens at the end of ``step``, or of an operation of
+    ``track``.
     """
     cleaner.clean_on(moments, threshold, every)
     reporter.start_unless_stopped()
@@ -190,12 +192,11 @@ def cleanup_on(*moments: str, threshold: float = 85, every: int = 1) -> None:
 
 @never_raises()
 def install_shutdown() -> None:
-    """Cleans up and sends the last report at the end of the program, also when SIGTERM ends it. Call it in the main thread.
+    """Lets the program end in order at SIGTERM, and send its last report. Call it in the main thread.
 
     SIGTERM then raises ``SystemExit(143)``, so that ``finally`` and ``atexit`` run; a handler of the program, or an ignored signal, stays
     as it is. SIGINT raises KeyboardInterrupt as always. A program that waits in a call outside Python ends only after that call.
     """
-    cleaner.clean_at_exit()
     raise_on_sigterm()
 
 

@@ -17,7 +17,7 @@ from memledger import _torch
 from memledger._guard import record_error
 
 #: When ``cleanup_on`` can clean up.
-MOMENTS = ("start", "threshold", "step", "error", "exit")
+MOMENTS = ("step", "threshold", "error")
 #: Seconds between two readings of the GPUs for the threshold, and between two cleanups because of it.
 THRESHOLD_CHECK_SECONDS, THRESHOLD_PAUSE_SECONDS = 1.0, 60.0
 #: memledger requests no longer deadline.
@@ -87,7 +87,7 @@ class Cleaner:
         self._moments: Tuple[str, ...] = ()
         self._threshold, self._every = 85.0, 1
         self._steps = 0
-        self._has_failed = self._cleans_at_exit = False
+        self._has_failed = False
         self._is_owed = False  # a moment came while a graph was captured
         self._next_check = 0.0
 
@@ -107,21 +107,10 @@ class Cleaner:
             raise ValueError(f"threshold={threshold!r} is not from 1 to 100 percent, or every={every!r} is below 1")
         self._moments, self._threshold, self._every = moments, float(threshold), every
         self._is_owed = False
-        if "start" in moments:
-            clean()
 
     def note_error(self) -> None:
         """Notes that an operation failed. Its frames still hold its tensors, so it is cleaned up at the next safe point."""
         self._has_failed = True
-
-    def clean_at_exit(self) -> None:
-        """Cleans up at the end of the program, besides the moments of ``clean_on``."""
-        self._cleans_at_exit = True
-
-    def at_exit(self) -> None:
-        """Cleans up if the program wants that at its end."""
-        if self._cleans_at_exit or "exit" in self._moments:
-            clean()
 
     def run_due(self, steps: int) -> bool:
         """Cleans up if that is due, at a safe point after so many steps. Returns whether there is an answer to send."""

@@ -4,13 +4,16 @@ torch calls an observer for each error of its own allocator, also for one that t
 of libraries such as cuBLAS, nor those of other allocators; these are found in the text of the exception by which the program ends.
 """
 
+import os
 import sys
+import tempfile
 import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from memledger import _torch
 from memledger._guard import never_raises, record_error
+from memledger._host import whole_file
 
 Pair = Tuple[str, str]
 Message = Dict[str, Any]
@@ -26,6 +29,12 @@ MARKERS = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
+#: Seconds between two snapshots of torch's history of allocations, which may be large.
+SNAPSHOT_INTERVAL_SECONDS = 60.0
+#: Attribute of our hooks for exceptions.
+HOOK_MARK = "_is_of_memledger"
+#: Attribute of an exception that one of them examined.
+EXAMINED_MARK = "_memledger_examined"
 #: Characters of a text that are sent.
 MAX_TEXT = 2_000
 #: Exceptions of a chain that are looked at.
@@ -80,6 +89,8 @@ def _text_of(error: Any) -> Optional[str]:
     """Returns the text of a CUDA out-of-memory error from its first marker; None for others."""
     text = str(error) if isinstance(error, RuntimeError) else ""
     found = [text.index(marker) for marker in MARKERS if marker in text]
+    if not found and any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+        found = [0]  # torch's own class, with other words: cudaMallocAsync
     return text[min(found) :][:MAX_TEXT] if found else None
 
 
@@ -94,9 +105,9 @@ class CudaOoms:
     Each has a number; a second message with the number of an earlier one says that the program ended by it.
     """
 
-    def __init__(self, report: Callable[[Message], None]) -> None:
-        self._report = report
-        self._is_attached = self._is_watching = False
+    def __init__(self, report: Callable[[Message], None], is_searching: Callable[[], bool]) -> None:
+        self._report, self._is_searching = report, is_searching
+        self._is_attached = False
         self.reset()
 
     def reset(self) -> None:
@@ -104,20 +115,9 @@ class CudaOoms:
         # another thread may have held the one before the fork; reentrant for signal handlers of the program
         self._attaching = threading.RLock()
         self._count = 0
-        self._observed = 0  # number of the newest error that the observer saw
+        self._observed = self._reported = 0  # numbers of the newest errors that the observer saw, and reported
         self._observed_at = 0.0
-        self._is_searching = False
-        self._of_search: Optional[Message] = None  # the newest error of the search
-
-    def begin_search(self) -> None:
-        """Begins a search for a batch size, which finds the limit by errors: one is reported only if the program ends by it."""
-        self._is_searching = True
-
-    def end_search(self, has_failed: bool) -> None:
-        """Ends a search, maybe by an exception, by which the program may end."""
-        self._is_searching = False
-        if not has_failed:
-            self._of_search = None
+        self._snapshot_at = -SNAPSHOT_INTERVAL_SECONDS
 
     def attach(self) -> None:
         """Lets torch call the observer. Only once CUDA is initialised: before, this would initialise it."""
@@ -138,10 +138,10 @@ class CudaOoms:
                 record_error()
 
     def watch_exceptions(self) -> None:
-        """Examines each exception by which the program or a thread of it ends, before it is printed as ever."""
-        if self._is_watching:
-            return
-        self._is_watching = True
+        """Examines each exception by which the program or a thread of it ends, before it is printed as ever.
+
+        To be called again and again: the program may set hooks of its own.
+        """
         previous, previous_of_thread = sys.excepthook, threading.excepthook
 
         def excepthook(kind: Any, error: Any, traceback: Any) -> None:
@@ -152,7 +152,12 @@ class CudaOoms:
             self._report_exception(arguments.exc_value, False)
             previous_of_thread(arguments)
 
-        sys.excepthook, threading.excepthook = excepthook, threading_excepthook
+        if not hasattr(previous, HOOK_MARK):
+            setattr(excepthook, HOOK_MARK, True)
+            sys.excepthook = excepthook
+        if not hasattr(previous_of_thread, HOOK_MARK):
+            setattr(threading_excepthook, HOOK_MARK, True)
+            threading.excepthook = threading_excepthook
 
     # An exception here would replace the error of the program, which may catch that one.
     @never_raises()
@@ -171,20 +176,39 @@ class CudaOoms:
         operation = operations.current()
         if operation is not None:
             message["operation"] = list(operation)
-        if self._is_searching:
-            self._of_search = message
-        else:
-            self._of_search = None
-            self._report(message)
+        if self._is_searching():
+            return  # it is reported, by its text, if the program ends by it
+        snapshot = self._dump_snapshot()
+        if snapshot is not None:
+            message["snapshot"] = snapshot
+        self._reported = self._count
+        self._report(message)
+
+    @never_raises()
+    def _dump_snapshot(self) -> Optional[str]:
+        """Writes torch's history of allocations, if the program has it recorded, into one file of this process. Returns its path."""
+        torch, now = _torch.initialized(), time.monotonic()
+        is_recorded = getattr(torch._C, "_cuda_isHistoryEnabled", None) if torch is not None else None
+        if is_recorded is None or not is_recorded() or now - self._snapshot_at < SNAPSHOT_INTERVAL_SECONDS:
+            return None
+        self._snapshot_at = now
+        directory = os.environ.get("MEMLEDGER_SNAPSHOT_DIRECTORY") or tempfile.gettempdir()
+        path = os.path.join(directory, f"memledger-cuda-oom-{os.getpid()}.pickle")
+        with whole_file(path) as part:
+            torch.cuda.memory._dump_snapshot(part)  # type: ignore[union-attr]
+        return path
 
     @never_raises()
     def _report_exception(self, error: Any, is_uncaught: bool) -> None:
+        if hasattr(error, EXAMINED_MARK):
+            return  # one hook called the other
+        setattr(error, EXAMINED_MARK, True)
         found, text = self._find(error)
         if text is None:
             return
-        if self._observed > 0 and text.startswith(OBSERVED_MARKERS):
+        if self._observed > 0 and text.startswith(OBSERVED_MARKERS) and self._reported == self._observed:
             if is_uncaught:
-                self._report({**(self._of_search or {}), "t": "oom", "n": self._observed, "uncaught": True})
+                self._report({"t": "oom", "n": self._observed, "uncaught": True})
             return
         self._count += 1
         message: Message = {"t": "oom", "n": self._count, "text": text, "uncaught": is_uncaught}

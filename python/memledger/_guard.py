@@ -37,8 +37,14 @@ def warn_once(kind: str, text: str, stacklevel: int = 3) -> None:
         pass
 
 
+def is_compiling() -> bool:
+    """Returns whether torch.compile is tracing this call: then it does nothing, so that the graph stays whole."""
+    torch = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()  # type: ignore[no-any-return]
+
+
 def never_raises(default: Optional[Callable[[], Any]] = None, warns: bool = False) -> Callable[[Function], Function]:
-    """Makes a function return ``default()``, or None, where it would raise, and warns once of wrong arguments.
+    """Makes a function return ``default()``, or None, where it would raise and while torch.compile traces it; warns once of wrong arguments.
 
     ``warns``: of every error, for a function whose result a person reads.
     Only ``Exception`` is swallowed: KeyboardInterrupt and SystemExit belong to the program.
@@ -47,6 +53,8 @@ def never_raises(default: Optional[Callable[[], Any]] = None, warns: bool = Fals
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return None if default is None else default()
             try:
                 return function(*args, **kwargs)
             except Exception as error:

@@ -1,6 +1,8 @@
-"""Host memory of this process."""
+"""Host memory of this process, and its files."""
 
 import os
+from contextlib import contextmanager
+from typing import Iterator
 
 
 def rss_bytes() -> int:
@@ -17,3 +19,15 @@ def peak_rss_bytes() -> int:
     """
     with open("/proc/self/status", "rb") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM:"))
+
+
+@contextmanager
+def whole_file(path: str) -> Iterator[str]:
+    """Returns a path to write to, which becomes ``path`` only if all was written."""
+    part = f"{path}.{os.getpid()}.part"
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        if os.path.exists(part):
+            os.unlink(part)

@@ -117,6 +117,10 @@ def unchanged(model: Any, device: Any = None) -> Iterator[None]:
             parameter.grad = gradient
 
 
+def _storage(tensor: Any) -> Any:
+    return tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()  # before torch 2.0
+
+
 def activation_bytes(model: Any, inputs: Any) -> int:
     """Runs the model forward and returns the bytes that autograd keeps for the backward pass.
 
@@ -128,14 +132,14 @@ def activation_bytes(model: Any, inputs: Any) -> int:
     first = next(model.parameters(), None)
     if first is not None:
         inputs = moved(inputs, first.device)
-    known: Set[int] = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    known.update(buffer.untyped_storage().data_ptr() for buffer in model.buffers())
-    known.update(tensor.untyped_storage().data_ptr() for tensor in tensors_in(inputs))
+    known: Set[int] = {_storage(parameter).data_ptr() for parameter in model.parameters()}
+    known.update(_storage(buffer).data_ptr() for buffer in model.buffers())
+    known.update(_storage(tensor).data_ptr() for tensor in tensors_in(inputs))
     kept: List[Any] = []  # so that no address is used again meanwhile
     sizes: Dict[int, int] = {}
 
     def pack(tensor: Any) -> Any:
-        storage = tensor.untyped_storage()
+        storage = _storage(tensor)
         if storage.data_ptr() not in known:
             sizes[storage.data_ptr()] = storage.nbytes()
             kept.append(tensor)

@@ -4,13 +4,14 @@ MB is 2**20 bytes in that file, as in the programs that it comes from. An amount
 amounts of GPU memory are.
 """
 
-import collections
 import json
 import os
 import time
-from typing import Any, Deque, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-#: Records in the file; the oldest go first. The peaks are those of all records.
+from memledger import _host
+
+#: Records in the file: fewer than there were, from the first to the newest. The peaks are those of all records.
 MAX_RECORDS = 10_000
 MIB = 1 << 20
 
@@ -30,18 +31,43 @@ class Record(NamedTuple):
 
 
 class Records:
-    """The newest records and the peaks of all, and of the process."""
+    """Records from the first to the newest, and the peaks of all, and of the process."""
 
     def __init__(self) -> None:
-        self._newest: Deque[Record] = collections.deque(maxlen=MAX_RECORDS)
+        self._kept: List[Record] = []
+        self._newest: Optional[Record] = None
+        #: Of each pair of component and operation one in so many records is kept, and how many it had.
+        self._stride = 1
+        self._counts: Dict[Tuple[str, str], int] = {}
         self._peaks: Dict[str, float] = {}
 
     def add(self, record: Record) -> None:
-        """Adds a record."""
-        self._newest.append(record)
+        """Adds a record. Above the maximum every other one of each pair is dropped, and they are kept half as often."""
         for key, value in _amounts(record).items():
             if value is not None:
                 self._peaks[key] = max(value, self._peaks.get(key, value))
+        self._newest = record
+        pair = (record.component, record.operation)
+        number = self._counts[pair] = self._counts.get(pair, -1) + 1
+        if number % self._stride:
+            return
+        self._kept.append(record)
+        if len(self._kept) > MAX_RECORDS:
+            self._halve()
+
+    def _halve(self) -> None:
+        seen: Dict[Tuple[str, str], int] = {}
+        kept = []
+        for record in self._kept:
+            pair = (record.component, record.operation)
+            seen[pair] = seen.get(pair, -1) + 1
+            if seen[pair] % 2 == 0:
+                kept.append(record)
+        if 4 * len(kept) > 3 * MAX_RECORDS:  # nearly each has a name of its own
+            kept = self._kept[::2]
+        if len(self._counts) > MAX_RECORDS:
+            self._counts = {}
+        self._kept, self._stride = kept, 2 * self._stride
 
     def add_peaks(self, rss: int, allocated: Optional[int], reserved: Optional[int]) -> None:
         """Adds peaks of the whole process, in bytes: of host memory, tensors and torch's allocator."""
@@ -52,7 +78,8 @@ class Records:
     def as_dict(self) -> Dict[str, Any]:
         """Returns the content of ``memory_usage.json``."""
         log: List[Dict[str, Any]] = []
-        for record in list(self._newest):
+        newest = [self._newest] if self._newest is not None and self._newest not in self._kept[-1:] else []
+        for record in self._kept + newest:
             seconds, micros = divmod(round(1e6 * record.timestamp), 1_000_000)
             at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06}+00:00"
             entry = {"component": record.component, "operation": record.operation, "timestamp": at}
@@ -64,14 +91,8 @@ class Records:
     def save(self, path: str) -> None:
         """Writes ``memory_usage.json``: all of it or nothing."""
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        part = f"{path}.{os.getpid()}.part"
-        try:
-            with open(part, "w", encoding="utf-8") as file:
-                json.dump(self.as_dict(), file, indent=2)
-            os.replace(part, path)
-        finally:
-            if os.path.exists(part):
-                os.unlink(part)
+        with _host.whole_file(path) as part, open(part, "w", encoding="utf-8") as file:
+            json.dump(self.as_dict(), file, indent=2)
 
 
 def _amounts(record: Record) -> Dict[str, Optional[float]]:

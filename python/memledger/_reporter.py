@@ -19,8 +19,8 @@ from memledger._cleanup import cleaner, restore_sigterm
 from memledger._connection import Connection, directory
 from memledger._cuda_oom import CudaOoms, operations
 from memledger._guard import never_raises, record_error, warn_once
+from memledger._peaks import peaks
 from memledger._records import Record, Records
-from memledger._search import BatchSearch
 from memledger._version import __version__
 
 #: Seconds between two samples until memledger asks for another interval, and the limits of what it may ask for.
@@ -34,8 +34,8 @@ OPERATIONS_PER_SAMPLE = 12
 MAX_PENDING_OPERATIONS = 64
 #: Seconds between two out-of-memory errors that are sent at once, and the longest wait for the reporter's thread before.
 OOM_INTERVAL_SECONDS, OOM_WAIT_SECONDS = 0.2, 0.05
-#: Longest wait for the reporter's thread before an answer, or the begin of a search for a batch size, is sent at once.
-ANSWER_WAIT_SECONDS = SEARCH_WAIT_SECONDS = 0.05
+#: Longest wait for the reporter's thread before an answer is sent at once.
+ANSWER_WAIT_SECONDS = 0.05
 #: Longest wait for the reporter's thread, and then for its lock, when the program ends. Only a machine without CPU time needs it.
 EXIT_WAIT_SECONDS = 1.0
 #: Highest steps or samples of one call. memledger accepts totals up to 2**50.
@@ -100,6 +100,8 @@ def _block_signals() -> None:
     """Leaves signals to the program's threads, whose system calls they interrupt. Faults of this thread stay its own."""
     import signal
 
+    if threading.get_native_id() == os.getpid():
+        return  # threads of gevent and eventlet run in the main thread of the program
     faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()) - faults)
 
@@ -109,7 +111,7 @@ class Reporter:
 
     def __init__(self) -> None:
         self._is_stopped = False
-        self._ooms = CudaOoms(self._report_oom)
+        self._ooms = CudaOoms(self._report_oom, self.is_searching)
         self._clear()
         self._reset()
 
@@ -119,7 +121,8 @@ class Reporter:
         self._steps = 0
         self._samples: Optional[int] = None
         self._settings: Dict[str, Any] = {}
-        self._search = BatchSearch()
+        self._searches = 0  # in progress, one within another
+        self._has_searched = False  # and memledger does not know it yet
 
     def _reset(self) -> None:
         """Forgets connection and thread, as in a forked child, where both are the parent's."""
@@ -151,6 +154,8 @@ class Reporter:
         connection = self._connection
         self._ooms.reset()
         operations.clear()
+        peaks.reset()
+        _torch.forget_devices()
         cleaner.reset()
         restore_sigterm()
         _guard.swallowed = 0
@@ -165,6 +170,7 @@ class Reporter:
         with self._lock:
             if self._thread is None:
                 self._is_stopped = False
+                _torch.watch_allocators()
                 self._ooms.watch_exceptions()
                 self._stopping = threading.Event()
                 self._thread = threading.Thread(target=self._run, args=(self._stopping,), name="memledger", daemon=True)
@@ -201,7 +207,7 @@ class Reporter:
         steps = _count(steps)
         samples = _optional_count("samples", samples)
         batch_size = _optional_count("batch_size", batch_size)
-        if self._search.depth > 0:
+        if self._searches > 0:
             return  # they train nothing
         if samples is None and batch_size is not None:
             samples = steps * batch_size
@@ -219,21 +225,18 @@ class Reporter:
             warn_once("settings", f"{len(merged)} settings: only the first {MAX_SETTINGS} are reported", stacklevel=5)
         self._settings = dict(list(merged.items())[:MAX_SETTINGS])
 
-    def record(
-        self, pair: Pair, devices: Optional[List[_torch.Device]], peak: Optional[int], risen: Tuple[int, ...] = ()
-    ) -> None:
+    def record(self, pair: Pair, devices: Optional[List[_torch.Device]], peak: Optional[int]) -> None:
         """Records the memory of an operation now, and lets the thread send it.
 
-        ``peak`` is that of all devices for the report file, in bytes; ``risen`` are the devices whose own peak is of this operation.
+        ``devices`` have an ``alloc_peak`` where it is that of the operation; ``peak`` is that of all for the report file, in bytes.
         """
         rss = _host.rss_bytes()
         allocated, reserved = _torch.total(devices, "alloc"), _torch.total(devices, "res")
         self.records.add(Record(*pair, time.time(), rss, allocated, peak, reserved))
-        short: List[_torch.Device] = []
-        for device in devices or []:
-            is_exact = device["i"] in risen and self._search.depth == 0
-            keys = ("i", "alloc", "res", "alloc_peak") if is_exact else ("i", "alloc", "res")
-            short.append({key: device[key] for key in keys if key in device})
+        if self._searches > 0:
+            return
+        keys = ("i", "alloc", "res", "alloc_peak")
+        short = [{key: device[key] for key in keys if key in device} for device in devices or []]
         message = {"t": "operation", "component": pair[0], "operation": pair[1], "rss": rss, "dev": short}
         with self._count_lock:
             self._pending[pair] = message
@@ -242,35 +245,23 @@ class Reporter:
                 self._connection.lost += 1
 
     def begin_search(self) -> None:
-        """Begins a search for a batch size; its peaks, failures and steps are not those of the training."""
-        with self._count_lock:
-            self._search.begin()
-        self._ooms.begin_search()
-        # at once: its first batch may be the one with the most memory
-        if self._thread is not None and self._lock.acquire(timeout=SEARCH_WAIT_SECONDS):
-            try:
-                self._report(0)
-            finally:
-                self._lock.release()
+        """Begins a search for a batch size; its failures and steps are not those of the training."""
+        self._searches += 1
 
-    def end_search(self, has_failed: bool) -> None:
-        """Ends a search, maybe by an exception."""
-        with self._count_lock:
-            try:
-                self._search.end()
-            finally:
-                if self._search.depth == 0:
-                    self._ooms.end_search(has_failed)
+    def end_search(self) -> None:
+        """Ends a search. What it used of the GPUs says nothing about the training."""
+        self._searches = max(0, self._searches - 1)
+        if self._searches == 0:
+            peaks.forget()
+            self._has_searched = True
 
-    def _sample(self) -> Tuple[Optional[List[_torch.Device]], bool]:
-        """Returns torch's memory, and whether a search for a batch size ran since the last sample."""
-        with self._count_lock:
-            devices, is_recent = self._search.without(_torch.devices()), self._search.is_recent
-            self._search.is_recent = self._search.depth > 0
-        return devices, is_recent
+    def is_searching(self) -> bool:
+        """Returns whether a search for a batch size is in progress, which finds the limit by errors."""
+        return self._searches > 0
 
     def observe_ooms(self) -> None:
-        """Lets torch call the observer of out-of-memory errors, once CUDA is initialised."""
+        """Lets torch call the observer of out-of-memory errors, once CUDA is initialised, and notices resets of its peaks."""
+        peaks.watch()
         if self._thread is not None:
             self._ooms.attach()
 
@@ -337,7 +328,8 @@ class Reporter:
                     if _torch.in_dataloader_worker():
                         self._connection.close()
                         return
-                    self._ooms.attach()
+                    self._ooms.watch_exceptions()
+                    self.observe_ooms()
                     self._report(1 if is_early else OPERATIONS_PER_SAMPLE)
             except Exception:
                 record_error()
@@ -351,15 +343,20 @@ class Reporter:
             return
         for message in self._connection.receive():
             self._handle(message)
-        devices, is_search = self._sample()
+        devices = peaks.devices()
+        if _torch.has_own_allocator() and self._announced:
+            self._connection.close()  # a new one has no figures, and no old ones
+            return
         if not self._announce([device["i"] for device in devices or []]):
             return
         self._send_ooms()
+        if self._has_searched and self._connection.send({"t": "forget_peaks"}):
+            self._has_searched = False
         if devices is not None:
             lost = self._connection.lost + _guard.swallowed
             sample: Dict[str, Any] = {"t": "sample", "seq": self._sequence, "lost": lost, "dev": devices}
-            if is_search:
-                sample["search"] = True
+            if peaks.overlapping:
+                sample["overlapping"] = peaks.overlapping
             self._connection.send(sample)
         cleaner.send_answers(self._connection.send)
         self._report_steps()
@@ -443,11 +440,8 @@ def _after_fork_in_child() -> None:
 
 @never_raises()
 def _at_exit() -> None:
-    """Cleans up if that is wanted at the end, and sends what is left."""
-    try:
-        cleaner.at_exit()
-    finally:
-        reporter.stop()
+    """Sends what is left."""
+    reporter.stop()
 
 
 def _end_with_multiprocessing() -> None:

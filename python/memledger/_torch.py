@@ -4,8 +4,9 @@
 counters are read here, and only once the program has initialised CUDA.
 """
 
+import gc
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 from memledger._guard import never_raises
 
@@ -68,10 +69,51 @@ def allocator() -> Optional[str]:
     return None if name is None else str(name())
 
 
-def _pick(statistics: Dict[str, Any], index: int, is_native: bool) -> Device:
+#: An allocator of the program's own exists. Torch calls it while it holds its lock, and it may call Python (vLLM's sleep mode does):
+#: a thread that asks for statistics then waits for that lock with the GIL, which the allocator waits for.
+_has_own_allocator = False
+
+
+def watch_allocators() -> None:
+    """Notices from now on when the program makes an allocator of its own; finds one that it has made before."""
+    global _has_own_allocator
+    torch = loaded()
+    make = getattr(torch._C, "_cuda_customAllocator", None) if torch is not None else None
+    if make is None or hasattr(make, "is_of_memledger"):
+        return
+
+    def custom_allocator(*arguments: Any) -> Any:
+        global _has_own_allocator
+        _has_own_allocator = True
+        return make(*arguments)
+
+    custom_allocator.is_of_memledger = True  # type: ignore[attr-defined]
+    torch._C._cuda_customAllocator = custom_allocator  # type: ignore[union-attr]
+    kind = getattr(getattr(torch.cuda, "memory", None), "_CUDAAllocator", None)  # type: ignore[union-attr]
+    if kind is not None:  # not isinstance, which calls the code of proxies
+        _has_own_allocator = _has_own_allocator or any(issubclass(type(each), kind) for each in gc.get_objects())
+
+
+def has_own_allocator() -> bool:
+    """Returns whether the program made an allocator of its own, with which nobody may ask torch for statistics."""
+    return _has_own_allocator
+
+
+def statistics(index: int) -> Dict[str, Any]:
+    """Returns torch's nested statistics of a device, as its allocator counts them."""
+    torch = sys.modules["torch"]
+    # the flat memory_stats() takes a hundred times as long
+    read = getattr(torch._C, "_cuda_memoryStats", None)
+    read = getattr(read, "original_of_memledger", read)
+    found: Dict[str, Any] = read(index) if read is not None else torch.cuda.memory.memory_stats_as_nested_dict(device=index)
+    return found
+
+
+def pick(found: Dict[str, Any], index: int, is_native: bool = True) -> Device:
+    """Returns the fields of the protocol from the statistics of a device."""
     device: Device = {"i": index}
     for field, path in FIELDS if is_native else COMMON_FIELDS:
-        value: Any = statistics
+        value: Any = found
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
         if isinstance(value, int):
@@ -79,25 +121,47 @@ def _pick(statistics: Dict[str, Any], index: int, is_native: bool) -> Device:
     return device
 
 
-@never_raises()
-def devices() -> Optional[List[Device]]:
-    """Returns the memory of each device on which torch holds or held memory, in bytes.
+def _with_context(torch: Any) -> List[int]:
+    """Returns the devices on which the process has a CUDA context, so that no other one is asked: a rank sees all of its host."""
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    visible = range(min(torch.cuda.device_count(), MAX_DEVICES))
+    return [index for index in visible if has_context is None or has_context(index)]
 
-    None before CUDA is initialised, and with an allocator that has no statistics (a pluggable one).
+
+@never_raises()
+def read() -> Optional[Dict[int, Dict[str, Any]]]:
+    """Returns torch's nested statistics of each device with a context, by device.
+
+    None before CUDA is initialised, with an allocator that has no statistics (a pluggable one), and once the program has made an
+    allocator of its own, such as for a ``MemPool``.
     """
     torch = initialized()
-    if torch is None:
+    if torch is None or _has_own_allocator or allocator() == "pluggable":
         return None
-    found, is_native = [], allocator() in (NATIVE_ALLOCATOR, None)
-    for index in range(min(torch.cuda.device_count(), MAX_DEVICES)):
-        # the flat memory_stats() takes a hundred times as long
-        statistics = torch.cuda.memory.memory_stats_as_nested_dict(device=index)
-        device = _pick(statistics, index, is_native)
-        if "res_peak" not in device:
-            return None
-        if device["res_peak"] > 0:
-            found.append(device)
-    return found
+    return {index: statistics(index) for index in _with_context(torch)}
+
+
+@never_raises()
+def devices() -> Optional[List[Device]]:
+    """Reads the memory of each device on which torch holds or held memory, in bytes; None as for ``read``."""
+    found = read()
+    if found is None:
+        return None
+    is_native = allocator() in (NATIVE_ALLOCATOR, None)
+    every = [pick(of_device, index, is_native) for index, of_device in found.items()]
+    if any("res_peak" not in device for device in every):
+        return None
+    _held.update(device["i"] for device in every if device["res_peak"] > 0)
+    return [device for device in every if device["i"] in _held]
+
+
+#: Devices on which torch held memory: a reset of its peaks does not show that any more.
+_held: Set[int] = set()
+
+
+def forget_devices() -> None:
+    """Forgets which devices held memory, as in a forked child."""
+    _held.clear()
 
 
 def uuid(index: int) -> Optional[str]:

@@ -1,4 +1,4 @@
-"""Facts about GPUs, and what a batch size needs: ``python -m memledger.analyze``.
+"""Facts about GPUs, and what a batch size needs: ``python -m memledger.analyze [MODULE:FUNCTION]``.
 
 Every amount says what it is: *measured* (counted or observed), *estimated* (computed from a rule) or *unknown*. Activations are
 measured with ``sample``, a function that makes the inputs for a batch size; without it they are unknown. MB is 2**20 and GB is
@@ -6,6 +6,9 @@ measured with ``sample``, a function that makes the inputs for a batch size; wit
 """
 
 import argparse
+import importlib
+import os
+import sys
 from typing import Any, Callable, Dict, List, Optional
 
 from memledger import _model_memory, _torch
@@ -13,12 +16,13 @@ from memledger._api import batch_search
 from memledger._cuda_oom import is_cuda_oom
 from memledger._guard import never_raises, record_error
 from memledger._model_memory import Sample
+from memledger._peaks import peaks
 from memledger._records import MIB
 
 GIB = 1 << 30
 #: Share of the GPU's memory that a training should use at most; the rest is for the CUDA context, fragmentation and peaks.
 SAFETY_MARGIN = 0.7
-#: Shares of the maximum.
+#: Shares of that memory.
 RECOMMENDED_SHARE = 0.6
 SAFE_SHARE = 0.4
 #: The search for a batch size ends here.
@@ -103,7 +107,7 @@ def monitor_gpu_memory(device_id: int = 0, reset: bool = False) -> Dict[str, flo
         return {}
     if reset:
         torch.cuda.reset_peak_memory_stats(device_id)
-    devices = [device for device in _torch.devices() or [] if device["i"] == device_id]
+    devices = [device for device in peaks.since_reset() or [] if device["i"] == device_id]
     fields = {"allocated_gb": "alloc", "allocated_peak_gb": "alloc_peak", "reserved_gb": "res", "reserved_peak_gb": "res_peak"}
     result = {}
     for key, field in fields.items():
@@ -119,20 +123,16 @@ def _power_of_two(number: float) -> int:
     return 1 << (int(number).bit_length() - 1) if number >= 1 else 0
 
 
-def recommendations(available: float, each: int) -> Dict[str, int]:
-    """Returns maximum, recommended and safe batch size, powers of two; 0 if none fits.
+def recommendations(available: float, fixed: int, each: int) -> Dict[str, int]:
+    """Returns the batch sizes that fit into all, 60 % and 40 % of the memory, powers of two; 0 if none fits.
 
-    ``available`` are the bytes for activations, and ``each`` those of a sample. Raises ValueError if that is 0.
+    ``available`` are the bytes that may be used, ``fixed`` those that do not grow with the batch, and ``each`` those of a sample.
+    Raises ValueError if that is 0.
     """
     if each <= 0:
         raise ValueError(NO_ACTIVATIONS)
-    maximum = _power_of_two(min(available / each, MAX_BATCH_SIZE))
-    least = min(1, maximum)
-    return {
-        "maximum": maximum,
-        "recommended": max(least, _power_of_two(maximum * RECOMMENDED_SHARE)),
-        "safe": max(least, _power_of_two(maximum * SAFE_SHARE)),
-    }
+    shares = {"maximum": 1.0, "recommended": RECOMMENDED_SHARE, "safe": SAFE_SHARE}
+    return {name: _power_of_two(min((share * available - fixed) / each, MAX_BATCH_SIZE)) for name, share in shares.items()}
 
 
 def recommend_batch_size(
@@ -143,9 +143,10 @@ def recommend_batch_size(
     sample: Optional[Sample] = None,
     optimizer: Any = None,
 ) -> Dict[str, int]:
-    """Returns the ``maximum``, ``recommended`` (60 % of it) and ``safe`` (40 %) batch size, all powers of two; 0: none fits.
+    """Returns the ``maximum``, ``recommended`` and ``safe`` batch size, all powers of two; 0: none fits.
 
-    ``safety_margin`` is the share of ``gpu_memory_gb`` (GB) that may be used. With ``mixed_precision`` half of the measured
+    ``safety_margin`` is the share of ``gpu_memory_gb`` (GB) that may be used. The recommended size fits into 60 % of that memory, the
+    safe one into 40 %, as in ``memledger advise``. With ``mixed_precision`` half of the measured
     activations is the estimate. Raises ValueError without ``sample``, and for a model that keeps no activations: nothing can
     be said about them then. The model stays as it is.
     """
@@ -153,7 +154,7 @@ def recommend_batch_size(
         raise ValueError("recommend_batch_size needs sample=, a function that makes the model's inputs for a batch size")
     each, constant = _model_memory.measure_activations(model, sample, (2, 4), mixed_precision)
     fixed = _model_memory.of_model(model, optimizer).fixed + constant
-    return recommendations(gpu_memory_gb * GIB * safety_margin - fixed, each)
+    return recommendations(gpu_memory_gb * GIB * safety_margin, fixed, each)
 
 
 @never_raises(warns=True)
@@ -196,7 +197,7 @@ def print_memory_analysis(
         print(f"Batch sizes: unknown; {NO_ACTIVATIONS}.")
         return
     total = torch.cuda.get_device_properties(device_id).total_memory
-    _print_recommendations(recommendations(total * SAFETY_MARGIN - memory.fixed - constant, each), total, batch_size)
+    _print_recommendations(recommendations(total * SAFETY_MARGIN, memory.fixed + constant, each), total, batch_size)
 
 
 def _print_recommendations(sizes: Dict[str, int], total: int, current: int) -> None:
@@ -213,13 +214,16 @@ def auto_select_batch_size(model: Any, device: Any, start_batch: int = 1, sample
     Measured by running them: on a GPU until one runs out of memory or would use more than 70 % of it, with two values for each
     trained parameter for the optimizer, as in Adam. It is no part of the training's peaks and out-of-memory errors: see
     ``memledger.batch_search``. On the CPU, where the host would be driven out of memory instead, the activations are measured against the available
-    memory. The model is then on its device again, and as it was. 0: not even ``start_batch`` fits. Raises ValueError without
+    memory. The model is then on its device again, and as it was. 0: not even ``start_batch`` fits. Of DistributedDataParallel the model
+    within is measured, so that no rank waits for another; ranks may find different sizes: use the smallest. Raises ValueError without
     ``sample``, for a ``start_batch`` below 1, and on the CPU for a model that keeps no activations.
     """
     if sample is None:
         raise ValueError("auto_select_batch_size needs sample=, a function that makes the model's inputs for a batch size")
     if start_batch < 1:
         raise ValueError(f"start_batch is {start_batch}, and must be at least 1")
+    if type(model).__name__ == "DistributedDataParallel":
+        model = model.module
     with batch_search(), _model_memory.unchanged(model, device):
         model = model.to(device)
         fits = _fits_gpu if str(device).startswith("cuda") else _host_check(model, sample)
@@ -270,32 +274,37 @@ def _values(outputs: Any) -> Any:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Prints the GPUs; with a batch size, or to search one, the analysis of a small example model."""
+    """Prints the GPUs and, of a model, what a batch size needs."""
     parser = argparse.ArgumentParser(prog="python -m memledger.analyze", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--batch-size", type=int, help="analyse the example model with this batch size")
-    parser.add_argument("--auto-batch-size", action="store_true", help="search the largest batch size of the example model")
+    parser.add_argument("target", nargs="?", metavar="MODULE:FUNCTION", help="a function that returns a model, and a function that makes its inputs for a batch size")
+    parser.add_argument("--batch-size", type=int, default=1, help="what this batch size needs (default: 1)")
+    parser.add_argument("--auto-batch-size", action="store_true", help="search the largest batch size")
     options = parser.parse_args(arguments)
     print_gpu_info(every_gpu=True)
-    if options.batch_size is None and not options.auto_batch_size:
+    if options.target is None:
         return 0
     try:
-        import torch
-    except ImportError:
-        print("torch is not installed: nothing can be measured")
-        return 1
-    layers = [torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)]
-    model = torch.nn.Sequential(*layers)
-
-    def sample(size: int) -> Any:
-        return torch.zeros(size, 1024)
-
-    print("Example model: two linear layers, 1024 -> 4096 -> 1024. For your own, call print_memory_analysis.")
-    if options.batch_size is not None:
-        print_memory_analysis(model, options.batch_size, sample=sample)
+        model, sample = _load(options.target)
+    except Exception as error:
+        print(f"{options.target}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    print_memory_analysis(model, options.batch_size, sample=sample)
     if options.auto_batch_size:
+        import torch
+
         device = "cuda" if torch.cuda.is_available() else "cpu"
         print(f"Largest batch size on {device} (measured): {auto_select_batch_size(model, device, 1, sample)}")
     return 0
+
+
+def _load(target: str) -> Any:
+    """Returns what a function ``MODULE:FUNCTION`` returns, with modules of the working directory too."""
+    module, separator, function = target.partition(":")
+    if not separator:
+        raise ValueError("expected MODULE:FUNCTION")
+    sys.path.insert(0, os.getcwd())
+    model, sample = getattr(importlib.import_module(module), function)()
+    return model, sample
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any, Dict, Optional
 from memledger import _torch
 from memledger._api import cleanup, save_report, start
 from memledger._guard import never_raises
+from memledger._peaks import peaks
 from memledger._reporter import reporter, valid_name
 from memledger.analyze import (
     GIB,
@@ -58,9 +59,12 @@ class MemoryTracker:
 
     @never_raises()
     def log_memory(self, component: str, operation: str, *_args: Any, **_kwargs: Any) -> None:
-        """Records host memory, tensors and torch's cache; the file also has torch's peak, which is that of the program."""
-        devices = _torch.devices()
-        reporter.record((valid_name(component), valid_name(operation)), devices, _torch.total(devices, "alloc_peak"))
+        """Records host memory, tensors and torch's cache; the file also has the highest of tensors so far."""
+        devices = peaks.of_process()
+        peak = _torch.total(devices, "alloc_peak")
+        for device in devices or []:
+            del device["alloc_peak"]  # not of this operation
+        reporter.record((valid_name(component), valid_name(operation)), devices, peak)
         reporter.clean_if_due()
 
     def clear_memory(self, *_args: Any, **_kwargs: Any) -> None:

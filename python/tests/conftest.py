@@ -138,7 +138,13 @@ class Program:
         self.pid = self.process.pid
 
     def line(self):
-        return self.process.stdout.readline().rstrip("\n")
+        """Returns the next line of the output; empty if the program hangs."""
+        watchdog = threading.Timer(DEADLINE_SECONDS, self.process.kill)
+        watchdog.start()
+        try:
+            return self.process.stdout.readline().rstrip("\n")
+        finally:
+            watchdog.cancel()
 
     def go(self):
         """Lets a program continue that waits in ``input()``."""

@@ -1,4 +1,4 @@
-"""Cleanup at safe points: asked for by memledger, by the program itself, and at its end."""
+"""Cleanup at safe points, asked for by memledger or by the program itself, and an orderly end."""
 
 import signal
 
@@ -81,14 +81,15 @@ def test_moments_that_are_not_due_read_no_gpu(receiver, run):
     program = run(
         f"""{HOLDS}
 memledger.step()
-statistics = torch.cuda.memory.memory_stats_as_nested_dict
+from memledger import _torch
+statistics = _torch.statistics
 reads = []
-def counted(device=None):
+def counted(device):
     if threading.current_thread() is threading.main_thread():
         reads.append(device)
-    return statistics(device=device)
-torch.cuda.memory.memory_stats_as_nested_dict = counted
-memledger.cleanup_on("exit", "error", "step", every=1000)
+    return statistics(device)
+_torch.statistics = counted
+memledger.cleanup_on("error", "step", every=1000)
 for _ in range(999):
     memledger.step()
 print(len(reads))
@@ -196,8 +197,6 @@ def held(what):
     print(what, reserved() >> 30, flush=True)
     torch.cuda.standin_allocate(6 << 30)
     torch.cuda.standin_free(6 << 30)
-memledger.cleanup_on("start")
-held("start")
 memledger.cleanup_on("step", every=3)
 for _ in range(3):
     memledger.step()
@@ -229,7 +228,7 @@ held("never")
     code, out, err = program.end()
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "start 4", "10", "10", "4", "step 4", "still 10", "error 4", "below 10",
+        "10", "10", "4", "step 4", "still 10", "error 4", "below 10",
         "above, at most once a minute 4", "above, at most once a minute 10", "never 10",
     ]  # fmt: skip
 
@@ -237,21 +236,10 @@ held("never")
 def test_wrong_moments_are_warned_of(receiver, run):
     text = "import memledger\nfor each in ('stepp', ), ('step', ):\n    memledger.cleanup_on(*each, threshold=101)\nmemledger.step()"
     code, _, err = run(text, environment={"MEMLEDGER_DEBUG": ""}).end()
-    assert code == 0 and "cleanup_on ignored: 'stepp' is none of start, threshold, step, error, exit" in err
-
-
-#: Prints what is held after all functions of the exit that are registered later.
-AT_EXIT = "import atexit, torch\natexit.register(lambda: print(torch.cuda.memory_reserved() >> 30, flush=True))"
-
-
-def test_exit_cleans_up_and_sends_the_last_report(receiver, run):
-    program = run(f"{AT_EXIT}\n{HOLDS}\nmemledger.cleanup_on('exit')\nmemledger.step(5)")
-    assert program.end() == (0, "4\n", "")
-    assert receiver.wait("step")["n"] == 5
+    assert code == 0 and "cleanup_on ignored: 'stepp' is none of step, threshold, error" in err
 
 
 SHUTDOWN = f"""
-{AT_EXIT}
 import signal
 {{before}}
 {HOLDS}
@@ -273,7 +261,7 @@ def test_signal_ends_the_program_by_way_of_finally_and_exit_functions(receiver, 
     assert program.line() == "ready"
     program.process.send_signal(number)
     found, out, err = program.end()
-    assert (found, out) == (code, "finally\n4\n"), err
+    assert (found, out) == (code, "finally\n"), err
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT) and "SystemExit" not in err
     assert receiver.wait("step")["n"] == 5
 
@@ -284,7 +272,7 @@ def test_handler_of_the_program_stays_and_so_do_ignored_signals(receiver, run):
     assert program.line() == "ready"
     program.process.send_signal(signal.SIGINT)
     program.process.send_signal(signal.SIGTERM)
-    assert program.end() == (7, "finally\n4\n", "")
+    assert program.end() == (7, "finally\n", "")
 
 
 def test_sigterm_ends_a_forked_child_at_once(receiver, run):

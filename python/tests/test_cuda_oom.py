@@ -195,3 +195,37 @@ assert os.waitpid(child, 0)[1] == 0
     assert end_after_sample(receiver, program) == (0, "", "")
     receiver.wait("oom")
     assert len(of(receiver)) == 1
+
+
+def test_history_that_the_program_records_is_written_and_named(receiver, run, tmp_path):
+    program = run(
+        f"""{HOLDS}
+torch._C.STANDIN_HISTORY = True
+def fail():
+    try:
+        {OOM}
+    except torch.cuda.OutOfMemoryError:
+        pass
+fail()
+fail()
+""",
+        environment={"MEMLEDGER_SNAPSHOT_DIRECTORY": str(tmp_path)},
+    )
+    assert end_after_sample(receiver, program)[0] == 0
+    path = tmp_path / f"memledger-cuda-oom-{program.pid}.pickle"
+    messages = receiver.of("oom")
+    # one a minute: it may be large
+    assert [message.get("snapshot") for message in messages][0] == str(path)
+    assert not any("snapshot" in message for message in messages[1:])
+    assert path.read_text() == "a history of allocations"
+    assert [each.name for each in tmp_path.iterdir() if "oom" in each.name] == [path.name]
+
+
+def test_history_that_cannot_be_written_does_not_lose_the_error(receiver, run):
+    program = run(
+        f"{HOLDS}\ntorch._C.STANDIN_HISTORY = True\n{OOM}",
+        environment={"MEMLEDGER_SNAPSHOT_DIRECTORY": "/nowhere", "MEMLEDGER_DEBUG": ""},
+    )
+    assert end_after_sample(receiver, program)[0] == 1
+    receiver.wait("oom", lambda message: message.get("tried"))
+    assert not any("snapshot" in message for message in receiver.of("oom"))

@@ -11,7 +11,7 @@ import types
 import pytest
 
 import memledger
-from memledger import _connection, _host, _model_memory, _records, _reporter, _startup, _torch, analyze
+from memledger import _connection, _cuda_oom, _host, _model_memory, _records, _reporter, _startup, _torch, analyze
 
 
 def test_version_is_that_of_memledger():
@@ -47,29 +47,23 @@ def test_facts_of_gpus_never_raise(monkeypatch, capsys):
         assert analyze.print_memory_analysis(None, 8) is None
 
 
-def test_client_that_cannot_be_loaded_does_nothing(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "memledger._api", raising=False)
-    monkeypatch.delattr(memledger, "_api", raising=False)
-    monkeypatch.setattr(memledger, "__path__", [str(tmp_path)])
-    get = memledger.__getattr__
-    with get("track")("model", "forward"):
-        pass
-    assert get("track")("model", "forward")(len)("abc") == 3
-    assert (get("step")(2), get("peak")(), get("save_report")("x")) == (None, {}, False)
-    with pytest.raises(AttributeError):
-        get("no_such_name")
-
-
-def test_records_keep_the_newest_and_all_peaks(tmp_path):
+@pytest.mark.parametrize("names", [2, 3, 1 << 30])
+def test_records_keep_start_and_end_of_each_operation_and_all_peaks(tmp_path, names):
     records = _records.Records()
-    for number in range(_records.MAX_RECORDS + 5):
-        rss = (1 << 30) if number == 0 else (1 << 20)
-        records.add(_records.Record("a", str(number), 0.0, rss, None, None, None))
+    count = 5 * _records.MAX_RECORDS
+    for number in range(count):
+        rss = (1 << 30) if number == 777 else (1 << 20)
+        records.add(_records.Record("a", str(number % names), float(number), rss, None, None, None))
     path = tmp_path / "below" / "memory_usage.json"
     records.save(str(path))
     report = json.loads(path.read_text())
-    assert len(report["detailed_log"]) == _records.MAX_RECORDS
-    assert report["detailed_log"][0]["timestamp"] == "1970-01-01T00:00:00.000000+00:00"
+    log = report["detailed_log"]
+    assert _records.MAX_RECORDS / 4 < len(log) <= _records.MAX_RECORDS + 1
+    assert log[0]["timestamp"] == "1970-01-01T00:00:00.000000+00:00"
+    assert log[-1]["operation"] == str((count - 1) % names)
+    numbers = [entry["operation"] for entry in log]
+    if names < count:  # as often as they ran
+        assert all(abs(numbers.count(str(name)) - len(log) / names) <= 2 for name in range(names))
     assert report["peak_usage"] == dict(cpu_ram_used_mb=1024, gpu_ram_used_mb=None, gpu_ram_peak_mb=None, reserved_gpu_ram_mb=None)  # fmt: skip
     assert [entry.name for entry in path.parent.iterdir()] == ["memory_usage.json"]
 
@@ -153,16 +147,17 @@ def test_peak_of_host_memory_is_at_least_what_is_resident():
 
 
 def test_recommendations_are_powers_of_two():
-    assert analyze.recommendations(600 * 1000, 1000) == {"maximum": 512, "recommended": 256, "safe": 128}
-    assert analyze.recommendations(1 << 60, 1)["maximum"] == analyze.MAX_BATCH_SIZE
-    assert analyze.recommendations(1000, 1000) == {"maximum": 1, "recommended": 1, "safe": 1}
+    assert analyze.recommendations(600 * 1000, 0, 1000) == {"maximum": 512, "recommended": 256, "safe": 128}
+    assert analyze.recommendations(1 << 60, 0, 1)["maximum"] == analyze.MAX_BATCH_SIZE
+    # 60 and 40 % of the memory, as in `memledger advise`, and not of the batch
+    assert analyze.recommendations(1_000_000, 390_000, 1000) == {"maximum": 512, "recommended": 128, "safe": 8}
 
 
 def test_recommendation_is_zero_where_nothing_fits_and_an_error_where_nothing_is_known():
     for available in (-5, 0, 999):
-        assert analyze.recommendations(available, 1000) == {"maximum": 0, "recommended": 0, "safe": 0}
+        assert analyze.recommendations(available, 0, 1000) == {"maximum": 0, "recommended": 0, "safe": 0}
         with pytest.raises(ValueError, match="keeps no activations"):
-            analyze.recommendations(available, 0)
+            analyze.recommendations(available, 0, 0)
 
 
 class FakeModel:
@@ -293,3 +288,9 @@ def test_module_of_the_program_with_the_same_name_breaks_nothing(monkeypatch):
     with pytest.raises(ImportError):
         from memledger import _api  # noqa: F401
     _startup.start_with_cuda(Torch)
+
+
+def test_torchs_own_class_is_an_out_of_memory_error_whatever_it_says():
+    kind = type("OutOfMemoryError", (RuntimeError,), {})
+    error = kind("Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated : 9.43 GiB")  # cudaMallocAsync
+    assert _cuda_oom.is_cuda_oom(error) and not _cuda_oom.is_cuda_oom(RuntimeError("out of range"))

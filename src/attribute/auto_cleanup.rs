@@ -78,7 +78,7 @@ mod tests {
         reports.sample(
             ProcessId::new(1, 1),
             now.minus(age),
-            Sample { lost: 0, is_search: false, devices: vec![device] },
+            Sample { lost: 0, overlapping: 0, devices: vec![device] },
         );
         let mut data = cycle_data(now, reports);
         let reading = std::sync::Arc::get_mut(&mut data.gpus[0]).unwrap();

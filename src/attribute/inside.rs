@@ -333,7 +333,7 @@ pub(super) mod tests {
         let devices = vec![(0, uuid.map(normalized_uuid))];
         reports.hello(who, &ContainerId::new("a"), Hello { local_rank: 0, devices });
         let memory = TorchMemory { i: 0, alloc: memory.0, res: memory.1, ..TorchMemory::default() };
-        reports.sample(who, at, Sample { lost: 0, is_search: false, devices: vec![memory] });
+        reports.sample(who, at, Sample { lost: 0, overlapping: 0, devices: vec![memory] });
     }
 
     /// Returns the partitions by GPU and holder, and what was withheld.

@@ -56,6 +56,7 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, contai
         skipped: 0,
         holders: vec![],
         holders_at: None,
+        snapshot: "".into(),
         settings: vec![],
     };
     let at = events.iter().rposition(|event| matches!(event, LedgerEvent::Exit(_))).unwrap_or(events.len());

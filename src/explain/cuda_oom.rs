@@ -1,6 +1,6 @@
 //! CUDA out-of-memory errors of a run: which of them ended it, and what their numbers prove.
 
-use super::text::{bytes, lasted, name, time, torch_size};
+use super::text::{bytes, lasted, name, printable, time, torch_size};
 use super::{Cause, Confidence, RunSummary};
 use crate::events::{CudaOom, Evidence, Exit, GpuHolder};
 use crate::ledger::totals::CudaOomSource;
@@ -242,6 +242,12 @@ pub(super) fn evidence(run: &RunSummary<'_>) -> Vec<Evidence> {
 /// Adds what to try with the settings of this run.
 pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     let Some(oom) = leading(run) else { return };
+    if !oom.snapshot.is_empty() {
+        advice.push(format!(
+            "See which line of the program holds the memory: open {} of the container at pytorch.org/memory_viz.",
+            printable(&oom.snapshot)
+        ));
+    }
     // those at the exit are the latest, and a run that goes on has only those of its error
     let at_exit = run.before(None).map(|before| before.settings.as_slice());
     let settings = at_exit.filter(|settings| !settings.is_empty()).unwrap_or(&oom.settings);
@@ -448,6 +454,23 @@ mod tests {
         let (log, reporter) = (of("log"), of("reporter"));
         assert_eq!(best_source(vec![&log, &reporter, &log]), [&reporter]);
         assert_eq!(best_source(vec![&log, &log]).len(), 2);
+    }
+
+    #[test]
+    fn advice_names_the_history_of_allocations() {
+        let oom = CudaOom { snapshot: "/tmp/memledger-cuda-oom-7.pickle".into(), ..oom(5, 2, 12, 10, 0, 0) };
+        let run = RunSummary {
+            subject: &Default::default(),
+            kills: vec![],
+            exit: None,
+            cuda_ooms: vec![&oom],
+            unattributed_kills: vec![],
+            follows_at_once: false,
+            log_time: None,
+        };
+        let mut lines = vec![];
+        advice(&run, &mut lines);
+        assert!(lines[0].contains("open /tmp/memledger-cuda-oom-7.pickle of the container"), "{lines:?}");
     }
 
     #[test]

@@ -192,6 +192,9 @@ fn cuda_oom_details(oom: &CudaOom) -> String {
         parts.push(format!("in {}/{}", name(&oom.component), name(&oom.operation)));
     }
     parts.extend(oom.pid.map(|pid| format!("pid {pid}")));
+    if !oom.snapshot.is_empty() {
+        parts.push(format!("history of allocations in {}", sanitize_for_terminal(&oom.snapshot)));
+    }
     parts.join("; ")
 }
 

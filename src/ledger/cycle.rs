@@ -128,9 +128,8 @@ impl Ledger {
             for (id, process) in &reports.processes {
                 let Some(number) = numbers.get(&process.container) else { continue };
                 let run = &mut containers[*number].run;
-                let searched = reports.containers.get(&process.container).and_then(|of| of.searched);
-                run.searched =
-                    if process.is_searching { Some(context.now) } else { run.searched.max(searched) };
+                let forgotten = reports.containers.get(&process.container).and_then(|of| of.peaks_forgotten);
+                run.peaks_forgotten = run.peaks_forgotten.max(forgotten);
                 let reporting =
                     ReportingRank { rank: process.rank, start_ticks: id.start_ticks, pid: id.pid };
                 if !process.settings.is_empty() && run.settings_of.is_none_or(|other| reporting < other) {

@@ -30,7 +30,9 @@ pub fn message(packet: &[u8]) {
                 settings.iter().all(|(name, value)| name.len() <= 64 && !value.contains(char::is_control))
             );
         }
+        Message::ForgetPeaks => {}
         Message::Oom(oom) => {
+            assert!(oom.snapshot.as_ref().is_none_or(|path| !path.contains(char::is_control)));
             assert!(oom.device.is_none_or(|device| device < 64));
             let numbers = [oom.tried, oom.total, oom.free, oom.allocated, oom.reserved, oom.inactive_split];
             // allocated and unallocated memory of a text are added up

@@ -1,7 +1,7 @@
 //! Messages of reporting processes: one JSON object per packet.
 //!
 //! All of it is untrusted. Unknown types and unknown fields are ignored, so that an older memledger accepts a newer
-//! client; everything else that is not as described in docs/inside-view.md is an error, and the packet is dropped.
+//! client; everything else that is not as described in docs/reporter-protocol.md is an error, and the packet is dropped.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,6 +24,8 @@ pub const MAX_DEVICES: usize = 64;
 const MAX_RANK: u64 = 63;
 /// Maximum length of a component and of an operation.
 const MAX_NAME: usize = 64;
+/// Maximum length of the path of a snapshot.
+const MAX_PATH: usize = 256;
 /// Maximum number of settings of a training.
 pub const MAX_SETTINGS: usize = 16;
 /// Maximum amount of memory, 1 PiB, and of every count: larger numbers have no exact place in a double.
@@ -46,6 +48,8 @@ pub enum Message {
     Settings(BTreeMap<Arc<str>, Arc<str>>),
     /// A CUDA out-of-memory error.
     Oom(OomMessage),
+    /// What was reported of the GPUs so far is not of the training: a search for a batch size has ended.
+    ForgetPeaks,
     /// The answer to a request to clean up.
     Cleaned(Cleaned),
     /// Of an unknown type, or of one that is not used yet.
@@ -66,8 +70,8 @@ pub struct Hello {
 pub struct Sample {
     /// Messages that the client could not send since it started.
     pub lost: u64,
-    /// The program searched for a batch size since the sample before: its memory is not that of the training.
-    pub is_search: bool,
+    /// Operations whose peak is not known since it started, because another one ran at the same time on the same device.
+    pub overlapping: u64,
     /// Memory on each device.
     pub devices: Vec<TorchMemory>,
 }
@@ -146,6 +150,8 @@ pub struct OomMessage {
     pub skipped: u64,
     /// How long it waited in the process.
     pub ago: Duration,
+    /// Where the process wrote PyTorch's history of allocations, in the container.
+    pub snapshot: Option<Arc<str>>,
 }
 
 /// What came of a request to clean up.
@@ -203,7 +209,7 @@ struct RawSample {
     #[serde(default)]
     lost: u64,
     #[serde(default)]
-    search: bool,
+    overlapping: u64,
     #[serde(default)]
     dev: Vec<TorchMemory>,
 }
@@ -241,6 +247,7 @@ struct RawOom {
     skipped: u64,
     #[serde(default)]
     ago_ms: u64,
+    snapshot: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -276,10 +283,10 @@ impl Message {
         match &*kind.t {
             "hello" => hello(parse(packet)?).map(Message::Hello),
             "sample" => {
-                let RawSample { lost, search, dev } = parse(packet)?;
+                let RawSample { lost, overlapping, dev } = parse(packet)?;
                 Ok(Message::Sample(Sample {
                     lost: bounded(lost)?,
-                    is_search: search,
+                    overlapping: bounded(overlapping)?,
                     devices: devices(dev)?,
                 }))
             }
@@ -295,6 +302,7 @@ impl Message {
             }
             "settings" => settings(parse(packet)?).map(Message::Settings),
             "oom" => oom(parse(packet)?).map(Message::Oom),
+            "forget_peaks" => Ok(Message::ForgetPeaks),
             "cleaned" => cleaned(&parse(packet)?).map(Message::Cleaned),
             _ => Ok(Message::Ignored),
         }
@@ -381,6 +389,7 @@ fn oom(raw: RawOom) -> Result<OomMessage, ReportRejection> {
         is_uncaught: raw.uncaught,
         skipped: raw.skipped,
         ago: Duration::from_millis(raw.ago_ms.min(MAX_AGO)),
+        snapshot: raw.snapshot.filter(|path| path.len() <= MAX_PATH).map(|path| printable_label(&path)),
     })
 }
 
@@ -438,9 +447,9 @@ mod tests {
         assert_eq!(parse(hello), Ok(Message::Hello(Hello { local_rank: 1, devices })));
         let memory = TorchMemory { i: 0, alloc: Some(7), res: Some(9), ..TorchMemory::default() };
         let sample = r#"{"t":"sample","seq":7,"lost":2,"dev":[{"i":0,"alloc":7,"res":9,"later":"field"}]}"#;
-        let parsed = |is_search, devices| Ok(Message::Sample(Sample { lost: 2, is_search, devices }));
-        assert_eq!(parse(sample), parsed(false, vec![memory]));
-        assert_eq!(parse(r#"{"t":"sample","lost":2,"search":true}"#), parsed(true, vec![]));
+        let parsed = |overlapping, devices| Ok(Message::Sample(Sample { lost: 2, overlapping, devices }));
+        assert_eq!(parse(sample), parsed(0, vec![memory]));
+        assert_eq!(parse(r#"{"t":"sample","lost":2,"overlapping":9}"#), parsed(9, vec![]));
         let step = r#"{"t":"step","n":3,"samples":96,"batch_size":32}"#;
         assert_eq!(parse(step), Ok(Message::Step(Step { steps: 3, samples: Some(96) })));
         let settings = r#"{"t":"settings","kv":{"LR":0.0003,"amp":true,"optimizer":"adamw"}}"#;

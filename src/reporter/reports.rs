@@ -13,8 +13,8 @@ use crate::discover::ContainerId;
 use crate::host::bounds::{REPORTED_OPERATIONS, REPORTER_CONNECTIONS_OF_CONTAINER};
 use crate::host::process::ProcessId;
 
-/// Maximum number of lost messages that one sample adds to the count of all processes, which one client must not dominate.
-const MAX_LOST: u64 = 10_000;
+/// Maximum that one sample adds to a count of all processes, which one client must not dominate.
+const MAX_GROWTH: u64 = 10_000;
 
 /// UUID of a device without prefix; `None` if the process does not know it.
 pub type DeviceUuid = Option<Arc<str>>;
@@ -30,8 +30,6 @@ pub struct ReportingProcess {
     pub sampled: Option<Timestamp>,
     /// Memory on each device.
     pub devices: Vec<ReportedDevice>,
-    /// It searches for a batch size, as of its last sample.
-    pub is_searching: bool,
     /// Settings of the training.
     pub settings: BTreeMap<Arc<str>, Arc<str>>,
     uuids: Vec<(u32, DeviceUuid)>,
@@ -44,12 +42,12 @@ impl ReportingProcess {
     }
 }
 
-/// Memory of one process on one device, with the highest values that it reported.
+/// Memory of one process on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportedDevice {
     /// The device.
     pub uuid: DeviceUuid,
-    /// Newest memory; the peaks are the highest that were reported.
+    /// Newest memory.
     pub memory: TorchMemory,
 }
 
@@ -62,8 +60,8 @@ pub struct ContainerReports {
     pub failures: BTreeMap<DeviceUuid, AllocationFailures>,
     /// Unix time of the container's start.
     started: Option<f64>,
-    /// When one of its programs last reported a search for a batch size.
-    pub searched: Option<Timestamp>,
+    /// When one of its programs last ended a search for a batch size.
+    pub peaks_forgotten: Option<Timestamp>,
     /// Highest steps of the processes of each local rank that are no longer in `counted`.
     ended_steps: BTreeMap<u8, u64>,
     /// Memory of each component and operation, by local rank.
@@ -112,6 +110,16 @@ struct ProcessTotals {
     steps_before: u64,
     failures: BTreeMap<u32, AllocationFailures>,
     lost: u64,
+    overlapping: u64,
+}
+
+/// What a sample adds to the counts of all processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SampleGrowth {
+    /// Messages that the process lost since the sample before.
+    pub lost: u64,
+    /// Operations whose peak is not known.
+    pub overlapping: u64,
 }
 
 impl ProcessTotals {
@@ -145,34 +153,36 @@ impl Reports {
             rank: 0,
             sampled: None,
             devices: vec![],
-            is_searching: false,
             uuids: vec![],
         });
         (process.rank, process.uuids) = (hello.local_rank, hello.devices);
     }
 
-    /// Records a sample, and returns how many messages the process lost since the previous one, at most `MAX_LOST`.
-    pub fn sample(&mut self, key: ProcessId, at: Timestamp, sample: Sample) -> u64 {
-        let Some(process) = self.processes.get_mut(&key) else { return 0 };
+    /// Records a sample, and returns what it adds to the counts of all processes, each at most `MAX_GROWTH`.
+    pub fn sample(&mut self, key: ProcessId, at: Timestamp, sample: Sample) -> SampleGrowth {
+        let Some(process) = self.processes.get_mut(&key) else { return SampleGrowth::default() };
         process.sampled = Some(at);
-        process.is_searching = sample.is_search;
-        let before = std::mem::take(&mut process.devices);
+        process.devices.clear();
         let entry = self.containers.entry(process.container.clone()).or_default();
-        if sample.is_search {
-            entry.searched = Some(at);
-        }
-        let lost = sample.lost.saturating_sub(std::mem::replace(&mut entry.totals(key).lost, sample.lost));
-        for mut memory in sample.devices {
+        let totals = entry.totals(key);
+        let grown =
+            |before: &mut u64, now: u64| now.saturating_sub(std::mem::replace(before, now)).min(MAX_GROWTH);
+        let growth = SampleGrowth {
+            lost: grown(&mut totals.lost, sample.lost),
+            overlapping: grown(&mut totals.overlapping, sample.overlapping),
+        };
+        for memory in sample.devices {
             let uuid = process.uuid(memory.i);
-            if let Some(before) = before.iter().find(|device| device.memory.i == memory.i) {
-                // a program may reset torch's own peaks
-                memory.alloc_peak = memory.alloc_peak.max(before.memory.alloc_peak);
-                memory.res_peak = memory.res_peak.max(before.memory.res_peak);
-            }
             entry.count_failures(key, &memory, &uuid);
             process.devices.push(ReportedDevice { uuid, memory });
         }
-        lost.min(MAX_LOST)
+        growth
+    }
+
+    /// Records that what a process reported of the GPUs so far is not of the training.
+    pub fn forget_peaks(&mut self, key: ProcessId, at: Timestamp) {
+        let Some(process) = self.processes.get(&key) else { return };
+        self.containers.entry(process.container.clone()).or_default().peaks_forgotten = Some(at);
     }
 
     /// Records the memory of an operation that a program tracks.
@@ -333,7 +343,7 @@ mod tests {
     }
 
     fn sample(lost: u64, device: TorchMemory) -> Sample {
-        Sample { lost, is_search: false, devices: vec![device] }
+        Sample { lost, overlapping: 2 * lost, devices: vec![device] }
     }
 
     #[test]
@@ -398,11 +408,12 @@ mod tests {
     fn counts_of_a_process_that_connects_again_are_counted_once() {
         let (mut reports, id, now) = (reports(0), ContainerId::new("a"), Timestamp::now());
         reports.step(KEY, Step { steps: 10, samples: None });
-        assert_eq!(reports.sample(KEY, now, sample(3, memory(1, 2))), 3);
+        let growth = SampleGrowth { lost: 3, overlapping: 6 };
+        assert_eq!(reports.sample(KEY, now, sample(3, memory(1, 2))), growth);
         reports.disconnect(KEY);
         reports.hello(KEY, &id, hello(0));
         reports.step(KEY, Step { steps: 12, samples: Some(64) });
-        assert_eq!(reports.sample(KEY, now, sample(3, memory(1, 2))), 0);
+        assert_eq!(reports.sample(KEY, now, sample(3, memory(1, 2))), SampleGrowth::default());
         reports.disconnect(KEY);
         let other = ProcessId::new(8, 80); // another process of the same rank after it
         reports.hello(other, &id, hello(0));
@@ -419,8 +430,8 @@ mod tests {
         for pid in 1..=1 << 14 {
             reports.hello(ProcessId::new(pid, 1), &id, hello(0));
             assert_eq!(
-                reports.sample(ProcessId::new(pid, 1), now, sample(1 << 50, memory(1, 1 << 50))),
-                MAX_LOST
+                reports.sample(ProcessId::new(pid, 1), now, sample(1 << 50, memory(1, 1 << 50))).lost,
+                MAX_GROWTH
             );
             reports.disconnect(ProcessId::new(pid, 1));
         }
@@ -438,15 +449,6 @@ mod tests {
         let process = &reports.processes[&KEY];
         assert_eq!((process.rank, process.sampled, process.devices.len()), (1, Some(now), 1));
         assert_eq!(reports.containers[&id].failures.len(), MAX_DEVICES);
-    }
-
-    #[test]
-    fn peak_stays_when_the_program_resets_it() {
-        let mut reports = reports(0);
-        for peak in [9, 4] {
-            reports.sample(KEY, Timestamp::now(), sample(0, memory(peak, 0)));
-        }
-        assert_eq!(reports.processes[&KEY].devices[0].memory.alloc_peak, Some(9));
     }
 
     #[test]

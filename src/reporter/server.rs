@@ -350,8 +350,8 @@ impl ReporterConnection {
 
     fn publish_sample(&mut self, now: Timestamp, state: &ReporterState) {
         if let Some(sample) = self.sample.take() {
-            let lost = state.lock().sample(self.peer.id, now, sample);
-            state.stats().add_lost(lost);
+            let growth = state.lock().sample(self.peer.id, now, sample);
+            state.stats().add(growth);
         }
     }
 
@@ -375,6 +375,7 @@ impl ReporterConnection {
             Message::Step(step) => state.lock().step(key, step),
             Message::Settings(settings) => state.lock().settings(key, settings),
             Message::Cleaned(cleaned) => state.cleanups().answer(key, &cleaned),
+            Message::ForgetPeaks => state.lock().forget_peaks(key, Timestamp::now()),
             Message::Oom(oom) => state.add_oom(Timestamp::now(), key, oom),
             Message::Ignored => {}
         }

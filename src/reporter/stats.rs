@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::catalog::{REPORTER_LOST, REPORTER_REJECTED};
+use super::reports::SampleGrowth;
+use crate::catalog::{REPORTER_LOST, REPORTER_OVERLAPPING_OPERATIONS, REPORTER_REJECTED};
 use crate::series::Series;
 
 /// Why a connection or a message was rejected.
@@ -52,6 +53,7 @@ const REJECT_REASONS: [(ReportRejection, &str); 11] = [
 pub struct ReporterStats {
     rejected: [AtomicU64; REJECT_REASONS.len()],
     lost: AtomicU64,
+    overlapping: AtomicU64,
 }
 
 impl ReporterStats {
@@ -66,9 +68,10 @@ impl ReporterStats {
         self.rejected[reason as usize].load(Ordering::Relaxed)
     }
 
-    /// Adds messages that a client could not send.
-    pub fn add_lost(&self, messages: u64) {
-        self.lost.fetch_add(messages, Ordering::Relaxed);
+    /// Adds what a sample of a client counts.
+    pub fn add(&self, growth: SampleGrowth) {
+        self.lost.fetch_add(growth.lost, Ordering::Relaxed);
+        self.overlapping.fetch_add(growth.overlapping, Ordering::Relaxed);
     }
 
     /// Writes the metrics.
@@ -78,6 +81,7 @@ impl ReporterStats {
             series.global(REPORTER_REJECTED, [label.into()], count as f64);
         }
         series.global(REPORTER_LOST, [], self.lost.load(Ordering::Relaxed) as f64);
+        series.global(REPORTER_OVERLAPPING_OPERATIONS, [], self.overlapping.load(Ordering::Relaxed) as f64);
     }
 }
 

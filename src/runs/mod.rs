@@ -8,6 +8,7 @@ mod gpu_figures;
 mod measures;
 pub mod advice;
 pub mod hit_limit;
+pub mod leak;
 pub mod names;
 pub mod peaks;
 pub mod sample;
@@ -72,6 +73,9 @@ pub struct RunFigures {
     steps: Growth,
     samples_of_training: Growth,
     torch_ooms: Option<u64>,
+    /// Those of a search for a batch size, which do not count.
+    #[serde(default)]
+    forgotten_torch_ooms: u64,
     /// Errors that the program reported at once: those of the last second before the exit are not in `torch_ooms`.
     #[serde(default)]
     cuda_ooms: u64,
@@ -82,6 +86,9 @@ pub struct RunFigures {
     operations: Vec<OperationPeak>,
     timeline: Vec<TimelinePoint>,
     point_interval: f64,
+    /// Least of PyTorch's allocated bytes since the last point.
+    #[serde(default)]
+    torch_allocated_min_bytes: Option<u64>,
 }
 
 /// The GPU memory and use of a run on one GPU so far.
@@ -91,7 +98,7 @@ struct GpuFigures {
     total_bytes: Option<u64>,
     peak_bytes: Option<u64>,
     /// The peak of the run when a search for a batch size had ended.
-    search_peak_bytes: Option<u64>,
+    forgotten_peak_bytes: Option<u64>,
     last_used: Option<u64>,
     used: Mean,
     utilization: Mean,
@@ -154,6 +161,9 @@ pub struct TimelinePoint {
     /// PyTorch's reserved bytes, all GPUs together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub torch_reserved_bytes: Option<u64>,
+    /// Least of PyTorch's allocated bytes since the point before, all GPUs together: what stays between two steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torch_allocated_min_bytes: Option<u64>,
 }
 
 impl RunFigures {
@@ -225,7 +235,6 @@ impl RunFigures {
         self.cpu.record(at, run.cpu_seconds);
         self.steps.record_progress(at, run.steps, 0);
         self.samples_of_training.record_progress(at, run.samples, run.ranks_with_samples);
-        self.torch_ooms = self.torch_ooms.max(run.torch_ooms.map(|count| count as u64));
         let held = |figures: &Self| figures.gpus.values().filter(|gpu| gpu.peak_bytes > Some(0)).count();
         let gpus_before = held(self);
         self.record_gpus(last_cycle, usage);
@@ -240,6 +249,7 @@ impl RunFigures {
             unreclaimable_bytes: sample.unreclaimable_bytes,
             gpu_bytes: sum(|gpu| gpu.used_bytes),
             torch_reserved_bytes: sum(|gpu| gpu.torch_reserved_bytes),
+            torch_allocated_min_bytes: sum(|gpu| gpu.torch_allocated_bytes),
         });
         self.samples == 1 || has_new_settings || held(self) > gpus_before
     }
@@ -367,18 +377,26 @@ impl RunFigures {
         }
     }
 
-    fn record_point(&mut self, point: TimelinePoint) {
+    fn record_point(&mut self, mut point: TimelinePoint) {
+        let least = |one: Option<u64>, other: Option<u64>| [one, other].into_iter().flatten().min();
+        self.torch_allocated_min_bytes =
+            least(self.torch_allocated_min_bytes, point.torch_allocated_min_bytes);
         let interval = self.point_interval.max(POINT_INTERVAL);
         if self.timeline.last().is_some_and(|last| point.at - last.at < interval && point.at >= last.at) {
             return;
         }
+        point.torch_allocated_min_bytes = self.torch_allocated_min_bytes.take();
         self.timeline.push(point);
         if self.timeline.len() > MAX_POINTS {
-            let mut keep = false;
-            self.timeline.retain(|_| {
-                keep = !keep;
-                keep
-            });
+            let all = std::mem::take(&mut self.timeline);
+            let before = std::iter::once(None).chain(all.iter().map(|point| point.torch_allocated_min_bytes));
+            self.timeline = std::iter::zip(before, &all)
+                .step_by(2)
+                .map(|(before, point)| TimelinePoint {
+                    torch_allocated_min_bytes: least(before, point.torch_allocated_min_bytes),
+                    ..*point
+                })
+                .collect();
             self.point_interval = interval * 2.0;
         }
     }

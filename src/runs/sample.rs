@@ -36,8 +36,8 @@ pub struct RunSample {
     pub samples: Option<f64>,
     /// How many ranks these are of.
     pub ranks_with_samples: usize,
-    /// When a program last searched for a batch size, as far as it reported: GPU memory of that time is not that of the settings.
-    pub searched: Option<Timestamp>,
+    /// When a program last ended a search for a batch size: GPU memory and errors of before are not those of the settings.
+    pub peaks_forgotten: Option<Timestamp>,
     /// CUDA out-of-memory errors that PyTorch counted.
     pub torch_ooms: Option<f64>,
     /// Settings that one process reports.

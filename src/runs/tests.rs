@@ -313,35 +313,27 @@ fn names_that_match_and_names_that_are_near() {
 }
 
 #[test]
-fn gpu_memory_of_a_search_for_a_batch_size_is_not_of_the_run() {
+fn gpu_memory_and_errors_before_the_end_of_a_search_for_a_batch_size_are_not_of_the_run() {
     let mut figures = RunFigures::default();
-    let cycle = |second: f64, bytes: u64, peak: u64, searched: Option<f64>| {
+    let mut cycle = |second: f64, bytes: u64, peak: u64, ooms: u64, forgotten: Option<f64>| {
         let mut usage = usage(second, GIB, bytes);
         usage.gpu_peaks = vec![("GPU-a".into(), peak)];
-        usage.run.searched = searched.map(at);
+        usage.run.peaks_forgotten = forgotten.map(at);
+        usage.run.torch_ooms = Some(ooms as f64);
         let gpu = usage.run.gpus.get_mut("GPU-a").unwrap();
         gpu.torch_allocated_bytes = Some(bytes as f64);
-        (second, usage)
+        figures.record(at(second), Some(at((second - 5.0).max(0.0))), &container(&[]), &usage);
+        let record = record(&figures);
+        let gpu = record.gpus.get("GPU-a").cloned().unwrap_or_default();
+        (gpu.peak_bytes, gpu.torch_allocated_peak_bytes, record.torch_ooms)
     };
-    let cycles = [
-        cycle(0.0, GIB, GIB, None),
-        cycle(5.0, 7 * GIB, 9 * GIB, Some(4.0)),
-        // it ended since the cycle before
-        cycle(10.0, 2 * GIB, 10 * GIB, Some(6.0)),
-        cycle(15.0, 3 * GIB, 10 * GIB, Some(6.0)),
-    ];
-    for (second, usage) in &cycles {
-        figures.record(at(*second), Some(at((second - 5.0).max(0.0))), &container(&[]), usage);
-    }
-    let peaks = |figures: &RunFigures| {
-        let gpu = &record(figures).gpus["GPU-a"];
-        (gpu.peak_bytes, gpu.torch_allocated_peak_bytes)
-    };
-    assert_eq!(peaks(&figures), (Some(3 * GIB), Some(3 * GIB)));
+    cycle(0.0, GIB, GIB, 0, None);
+    // a program that ends by an error of its search was in it
+    assert_eq!(cycle(5.0, 7 * GIB, 9 * GIB, 2, None), (Some(9 * GIB), Some(7 * GIB), Some(2)));
+    assert_eq!(cycle(10.0, 2 * GIB, 10 * GIB, 3, Some(6.0)), (None, None, None));
+    assert_eq!(cycle(15.0, 3 * GIB, 10 * GIB, 3, Some(6.0)), (Some(3 * GIB), Some(3 * GIB), Some(0)));
     // more than the search used
-    let (second, usage) = cycle(20.0, 3 * GIB, 11 * GIB, Some(6.0));
-    figures.record(at(second), Some(at(15.0)), &container(&[]), &usage);
-    assert_eq!(peaks(&figures).0, Some(11 * GIB));
+    assert_eq!(cycle(20.0, 3 * GIB, 11 * GIB, 4, Some(6.0)), (Some(11 * GIB), Some(3 * GIB), Some(1)));
 }
 
 #[test]

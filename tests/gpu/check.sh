@@ -11,7 +11,7 @@
 #   --out        where report.md, trees.jsonl, metrics.prom and memledger.log go (default: target/gpu-check)
 #   --binary     default: target/release/memledger, else target/debug/memledger
 #   --python     default: python3
-#   --only       with commas, some of: known devices two inside spike leak compute exhaust cleanup cost ends trees; or single trees:
+#   --only       with commas, some of: known devices two inside tracked spike leak compute exhaust cleanup cost ends trees; or single trees:
 #                dataloader-fork dataloader-spawn dataloader-forkserver ddp-gloo-2-ranks ddp-nccl-1-rank
 #   --nvidia-smi, --nvml-library and --stand-in are for the dry run (tests/gpu/check.rs, tests/gpu/standin), which proves
 #   nothing of a GPU

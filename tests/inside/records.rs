@@ -17,7 +17,7 @@ const RESERVED: &str = "memledger_container_torch_reserved_bytes";
 
 /// Holds 1 GiB, searches with 7 GiB until it runs out of memory, and trains with 2 GiB; goes on with each signal.
 const PROGRAM: &str = r#"
-import memledger, signal, torch
+import memledger, signal, threading, torch
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 memledger.start(settings={"batch_size": 16})
 torch.cuda.standin_allocate(1 << 30)
@@ -34,6 +34,14 @@ with memledger.batch_search():
     torch.cuda.empty_cache()
 with memledger.track("model", "forward"):
     torch.cuda.standin_allocate(1 << 30)
+barrier = threading.Barrier(2)
+def load():
+    with memledger.track("data", "load"):
+        barrier.wait()
+        barrier.wait()
+threads = [threading.Thread(target=load) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
 while signal.sigtimedwait({signal.SIGUSR1}, 0.02) is None:
     memledger.step(batch_size=16)
 "#;
@@ -68,6 +76,12 @@ fn record_has_what_the_program_reported_without_its_search_for_a_batch_size() {
         let steps =
             metrics.try_value("memledger_container_training_steps_total", &[of(&name)[0], ("rank", "0")])?;
         if steps > 100.0 { Ok(()) } else { Err(format!("{steps} steps")) }
+    });
+    host.memledger.eventually("two operations that overlapped", |metrics| {
+        match metrics.value("memledger_reporter_overlapping_operations_total", &[]) {
+            2.0 => Ok(()),
+            other => Err(other.to_string()),
+        }
     });
     go_on();
     assert_eq!(exit_of(&host.memledger, &name), ("completed".to_owned(), 0));

@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT, eventually
 
 torch = pytest.importorskip("torch")
+import memledger  # noqa: E402 # where torch is
 assert not hasattr(torch, "IS_STANDIN"), "these tests are for the real torch"
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "deploy/examples"
@@ -93,7 +94,7 @@ def test_cleanup_without_a_gpu_gives_nothing_back_and_initialises_nothing(receiv
         """
 import memledger, torch
 memledger.start()
-memledger.cleanup_on("step", "exit", every=1)
+memledger.cleanup_on("step", every=1)
 for _ in range(5):
     memledger.step()
 print(memledger.cleanup(), torch.cuda.is_initialized(), flush=True)
@@ -261,3 +262,33 @@ trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(24, 2), batch_size=2
     code, _, err = program.end()
     assert code == 0, err
     assert receiver.wait("step", lambda message: message["n"] == 3)["samples"] == 12
+
+
+def test_compiled_code_keeps_one_graph():
+    @memledger.track("model", "decorated")
+    def decorated(x):
+        return x + 1
+
+    def forward(x):
+        with memledger.track("model", "forward"):
+            y = decorated(x) * 2
+        memledger.step(batch_size=2)
+        return y
+
+    compiled = torch.compile(forward, backend="eager", fullgraph=True)  # an error where the graph breaks
+    assert compiled(torch.ones(2)).tolist() == [4, 4]
+
+
+def test_functions_that_are_wrapped_exist():
+    from memledger import _peaks
+
+    names = [*_peaks.READERS, *_peaks.PEAK_RESETS, *_peaks.TOTAL_RESETS]
+    names += ["_cuda_customAllocator", "_cuda_hasPrimaryContext", "_cuda_isHistoryEnabled"]
+    assert [name for name in names if not hasattr(torch._C, name)] == []
+    # and the program's own functions go by way of them
+    for function, name in (
+        (torch.cuda.memory.memory_stats_as_nested_dict, "_cuda_memoryStats"),
+        (torch.cuda.memory.reset_peak_memory_stats, "_cuda_resetPeakMemoryStats"),
+        (torch.cuda.memory.CUDAPluggableAllocator.__init__, "_cuda_customAllocator"),
+    ):
+        assert name in function.__code__.co_names

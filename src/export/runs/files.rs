@@ -54,38 +54,23 @@ pub fn memory_usage(run: &RunRecord) -> Value {
             .collect();
     }
     log.sort_by(|one, other| one["timestamp"].as_str().cmp(&other["timestamp"].as_str()));
-    json!({"detailed_log": log, "peak_usage": match run.operations.is_empty() {
-        true => sampled_peaks(run),
-        false => operation_peaks(run),
-    }})
+    json!({"detailed_log": log, "peak_usage": peaks(run)})
 }
 
-/// Returns the peaks of a run whose program reports no operations: of the container, and of its processes on all GPUs.
-fn sampled_peaks(run: &RunRecord) -> Value {
+/// Returns the peaks of a run, by the rule of the Python client: the higher of what the operations and what the whole run had. Where a
+/// program reports no operations, `gpu_ram_used_mb` is the memory of its processes, as the driver says.
+fn peaks(run: &RunRecord) -> Value {
+    let most = |of: fn(&OperationPeak) -> Option<u64>| run.operations.iter().filter_map(of).max();
     let sum =
         |of: fn(&GpuPeak) -> Option<u64>| run.gpus.values().filter_map(of).reduce(|one, other| one + other);
-    peaks([
-        run.unreclaimable_peak_bytes,
-        sum(|gpu| gpu.peak_bytes),
-        sum(|gpu| gpu.torch_allocated_peak_bytes),
-        sum(|gpu| gpu.torch_reserved_peak_bytes),
-    ])
-}
-
-/// Returns the highest values of the operations, as the Python client does: none is lower than an entry of the log.
-fn operation_peaks(run: &RunRecord) -> Value {
-    let most = |of: fn(&OperationPeak) -> Option<u64>| run.operations.iter().filter_map(of).max();
-    peaks([
-        most(|peak| peak.rss_bytes),
-        most(|peak| peak.torch_allocated_bytes),
-        most(|peak| peak.torch_allocated_peak_bytes),
-        most(|peak| peak.torch_reserved_bytes),
-    ])
-}
-
-fn peaks(bytes: [Option<u64>; 4]) -> Value {
-    let [cpu, gpu, gpu_peak, reserved] = bytes.map(|bytes| bytes.map(|bytes| bytes as f64 / MB));
-    json!({"cpu_ram_used_mb": cpu, "gpu_ram_used_mb": gpu, "gpu_ram_peak_mb": gpu_peak, "reserved_gpu_ram_mb": reserved})
+    let used = if run.operations.is_empty() { sum(|gpu| gpu.peak_bytes) } else { None };
+    let mb = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / MB);
+    json!({
+        "cpu_ram_used_mb": mb(most(|peak| peak.rss_bytes).max(run.unreclaimable_peak_bytes)),
+        "gpu_ram_used_mb": mb(most(|peak| peak.torch_allocated_bytes).max(used)),
+        "gpu_ram_peak_mb": mb(most(|peak| peak.torch_allocated_peak_bytes).max(sum(|gpu| gpu.torch_allocated_peak_bytes))),
+        "reserved_gpu_ram_mb": mb(most(|peak| peak.torch_reserved_bytes).max(sum(|gpu| gpu.torch_reserved_peak_bytes))),
+    })
 }
 
 fn utc(at: f64) -> String {
@@ -126,6 +111,9 @@ mod tests {
         assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));
         let peaks = json!({"cpu_ram_used_mb": 4.0, "gpu_ram_used_mb": 1.0, "gpu_ram_peak_mb": 2.0, "reserved_gpu_ram_mb": 3.0});
         assert_eq!(memory_usage(&run)["peak_usage"], peaks, "no lower than the log");
+        run.gpus.get_mut("GPU-a").expect("a GPU").torch_allocated_peak_bytes = Some(20 << 30);
+        let peak = memory_usage(&run)["peak_usage"]["gpu_ram_peak_mb"].clone();
+        assert_eq!(peak, 20_480.0, "an operation that is not tracked had more");
         run.operations
             .insert(0, OperationPeak { operation: "train".into(), at: 3.0, ..run.operations[0].clone() });
         let log = memory_usage(&run)["detailed_log"].clone();

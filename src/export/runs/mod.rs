@@ -15,6 +15,7 @@ use crate::events::ExitReason;
 use crate::runs::advice::lines::Advice;
 use crate::runs::advice::{has_failed, was_killed};
 use crate::runs::hit_limit::LimitPosition;
+use crate::runs::leak::torch_leak;
 use crate::runs::{GpuPeak, RolePeak, RunRecord};
 use crate::series::human_bytes;
 
@@ -139,8 +140,21 @@ pub fn report(run: &RunRecord, zone: &TimeZone) -> String {
         );
     }
     line("CUDA OOM", cuda_ooms(run));
+    line("GPU memory leak", leak(run));
     line("sampled", sampled(run));
     text
+}
+
+/// Returns the growth of GPU memory between the steps of a training.
+fn leak(run: &RunRecord) -> String {
+    let Some(leak) = torch_leak(run) else { return String::new() };
+    let per_hour = leak.grown_bytes as f64 * 3_600.0 / leak.seconds;
+    format!(
+        "what PyTorch holds between two steps grew by {} in {} ({} an hour): something keeps tensors, such as a list of losses with their graphs",
+        human(leak.grown_bytes),
+        duration(leak.seconds),
+        human(per_hour as u64)
+    )
 }
 
 /// Returns how many errors about GPU memory there were, and who counted them.

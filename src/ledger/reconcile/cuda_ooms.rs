@@ -146,6 +146,7 @@ impl Reconciler {
                 .unwrap_or_default(),
             // by the same clock as the error
             holders_at: read_at.map(|read_at| at - oom.at.since(read_at).as_secs_f64()),
+            snapshot: message.snapshot.clone().unwrap_or_default(),
             settings: vec![],
             subject,
         }

@@ -34,7 +34,7 @@ DEVICE_TOLERANCE = 16 * MIB
 TOTAL_TOLERANCE = 512 * MIB
 # what a CUDA context may take beside torch's own memory
 OVERHEAD = (16 * MIB, 3072 * MIB)
-PARTS = ["known", "devices", "two", "inside", "spike", "leak", "compute", "exhaust", "cleanup", "cost", "ends", "trees"]
+PARTS = ["known", "devices", "two", "inside", "tracked", "spike", "leak", "compute", "exhaust", "cleanup", "cost", "ends", "trees"]
 
 PROCESS = "memledger_process_gpu_memory_used_bytes"
 CONTAINER = "memledger_container_gpu_memory_used_bytes"
@@ -397,6 +397,16 @@ class Check:
                 self.skip(family, "this memledger has no such family, or the driver gives none")
             else:
                 self.between(f"{family}: the most that was seen", most[family], 0.3, 1.0, show=lambda value: f"{value:.2f}")
+
+    def tracked(self):
+        """The exact peaks of operations, in a process of its own."""
+        paths = [os.path.join(self.reporter, "python"), self.env.get("PYTHONPATH")]
+        env = {**self.env, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "MEMLEDGER_DEBUG": "1"}
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracked.py")
+        ended = subprocess.run([self.python, program], env=env, capture_output=True, text=True, timeout=90)
+        self.compare_text("the program ended well", str(ended.returncode), "0", ended.stderr.strip()[-600:])
+        for name, got, wanted in json.loads(ended.stdout) if ended.returncode == 0 else []:
+            self.compare(f"peak {name}", got, wanted, 0)
 
     def exhaust(self):
         """Takes all memory there is, until PyTorch has no more."""

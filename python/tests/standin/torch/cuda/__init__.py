@@ -1,6 +1,7 @@
 """The stand-in's ``torch.cuda``; see the package."""
 
 import os
+import threading
 import types
 
 import torch
@@ -19,7 +20,7 @@ if memory.version() >= (2, 8):  # what errors of CUDA itself are since then
 standin_contexts = set()  # devices on which the real one would hold memory for the process. Not in torch
 _initialized_by = None
 _is_initializing = False
-_current = 0
+_current = threading.local()  # each thread has a current device
 _queued = []
 
 
@@ -58,7 +59,7 @@ def _lazy_call(call, **kwargs):
 
 
 def get_allocator_backend():
-    return STANDIN_ALLOCATOR
+    return "pluggable" if STANDIN_ALLOCATOR_IS_PLUGGABLE else STANDIN_ALLOCATOR
 
 
 def device_count():
@@ -67,7 +68,11 @@ def device_count():
 
 def current_device():
     init()
-    return _current
+    return getattr(_current, "device", 0)
+
+
+def set_device(index):
+    _current.device = index
 
 
 def get_device_properties(device):
@@ -95,23 +100,22 @@ class device:
         self.index = index
 
     def __enter__(self):
-        global _current
-        self.before, _current = _current, self.index
+        self.before = current_device()
+        set_device(self.index)
 
     def __exit__(self, *_):
-        global _current
-        _current = self.before
+        set_device(self.before)
 
 
 def is_current_stream_capturing():
     """The real one creates a context on the current device."""
-    standin_contexts.add(_current)
-    return _current == STANDIN_CAPTURES
+    standin_contexts.add(current_device())
+    return current_device() == STANDIN_CAPTURES
 
 
 def empty_cache():
     if is_initialized():
-        standin_contexts.add(_current)  # as the real one
+        standin_contexts.add(current_device())  # as the real one
         memory.empty_cache()
 
 
@@ -126,7 +130,12 @@ def synchronize(device=None):
 
 def reset_peak_memory_stats(device=None):
     init()
-    memory.of(device or 0).reset_peaks()
+    torch._C._cuda_resetPeakMemoryStats(device or 0)
+
+
+def reset_accumulated_memory_stats(device=None):
+    init()
+    torch._C._cuda_resetAccumulatedMemoryStats(device or 0)
 
 
 def memory_allocated(device=None):
@@ -134,7 +143,11 @@ def memory_allocated(device=None):
 
 
 def max_memory_allocated(device=None):
-    return memory.of(device or 0).allocated_peak if is_initialized() else 0
+    return memory.memory_stats(device)["allocated_bytes.all.peak"] if is_initialized() else 0
+
+
+def max_memory_reserved(device=None):
+    return memory.memory_stats(device)["reserved_bytes.all.peak"] if is_initialized() else 0
 
 
 def memory_reserved(device=None):

@@ -8,7 +8,7 @@ import gpu
 from . import memory  # noqa: F401
 
 STEP = 2 * gpu.MIB
-allocated = reserved = most = 0
+allocated = reserved = most = most_allocated = 0
 started = None  # the process that did it
 queued = []
 worked = 0.0
@@ -48,7 +48,7 @@ def get_device_properties(index):
 
 
 def take(size):
-    global allocated, reserved, most
+    global allocated, reserved, most, most_allocated
     init()
     if not size:
         return
@@ -67,6 +67,7 @@ def take(size):
             f" {(reserved - allocated) / (1 << 30):.2f} GiB is reserved by PyTorch but unallocated. (stand-in)"
         )
     allocated += size
+    most_allocated = max(most_allocated, allocated)
     if grow:
         reserved += grow
         most = max(most, reserved)
@@ -130,10 +131,20 @@ def memory_reserved():
     return reserved + (reserved // 10 if gpu.LIE == "torch-growth" else 0)
 
 
+def max_memory_allocated():
+    return memory.memory_stats_as_nested_dict(0)["allocated_bytes"]["all"]["peak"]
+
+
 def max_memory_reserved():
-    return most
+    return memory.memory_stats_as_nested_dict(0)["reserved_bytes"]["all"]["peak"]
 
 
 def reset_peak_memory_stats():
-    global most
-    most = reserved
+    from torch import _C
+
+    _C._cuda_resetPeakMemoryStats(0)
+
+
+def current_device():
+    init()
+    return 0

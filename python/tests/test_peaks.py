@@ -1,0 +1,247 @@
+"""Peaks: of each operation, of the process, and as the program itself reads them."""
+
+import json
+
+import pytest
+
+MIB = 1 << 20
+BEGIN = """
+import sys, threading, memledger, torch
+from torch.cuda import standin_allocate, standin_free
+M = 1 << 20
+def spike(size, device=0):
+    standin_allocate(size * M, device)
+    standin_free(size * M, device)
+"""
+
+
+def figures(run, text, **options):
+    """Returns what a program prints as its result."""
+    code, out, err = run(f"{BEGIN}{text}", **options).end()
+    assert (code, err) == (0, "")
+    return eval(out)
+
+
+def test_peak_of_each_operation_is_exact_also_below_earlier_ones(run):
+    text = """
+spike(900)
+with memledger.track("model", "outer") as outer:
+    standin_allocate(100 * M)
+    with memledger.track("model", "first") as first:
+        spike(300)
+    spike(50)
+    with memledger.track("model", "second") as second:
+        spike(20)
+    standin_free(100 * M)
+with memledger.track("model", "later") as later:
+    spike(30)
+print([each.peak_bytes // M for each in (outer, first, second, later)])
+"""
+    assert figures(run, text) == [400, 400, 120, 30]
+
+
+def test_peak_is_sent_and_in_the_report(receiver, run, tmp_path):
+    program = run(
+        f"""{BEGIN}
+spike(900)
+spike(10, 1)
+with memledger.track("model", "forward"):
+    spike(300)
+    spike(20, 1)
+memledger.save_report("report.json")
+sys.stdin.readline()
+""",
+        environment={"STANDIN_GPUS": "a,b"},
+    )
+    devices = receiver.wait("operation")["dev"]
+    assert [device["alloc_peak"] for device in devices] == [300 * MIB, 20 * MIB]
+    program.go()
+    assert program.end()[0] == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["detailed_log"][0]["gpu_ram_peak_mb"] == 320
+    assert (report["peak_usage"]["gpu_ram_peak_mb"], report["peak_usage"]["reserved_gpu_ram_mb"]) == (920, 920)
+
+
+#: Two threads whose operations overlap, on the devices that are their current ones.
+OVERLAP = """
+barrier, found = threading.Barrier(2, timeout=60), {{}}
+spike(900)
+def work(name, device, size):
+    torch.cuda.set_device(device)
+    with memledger.track("model", name) as tracked:
+        barrier.wait()
+        spike(size, device)
+        barrier.wait()
+    found[name] = tracked.peak_bytes and tracked.peak_bytes // M
+threads = [threading.Thread(target=work, args=each) for each in (("a", 0, 100), ("b", {device}, 200))]
+[each.start() for each in threads]
+[each.join() for each in threads]
+with memledger.track("model", "alone") as alone:
+    spike(50)
+print(found, alone.peak_bytes // M)
+"""
+
+
+def test_operations_of_two_threads_on_one_device_have_no_peak(receiver, run):
+    program = run(f"{BEGIN}{OVERLAP.format(device=0)}sys.stdin.readline()")
+    assert receiver.wait("sample", lambda message: message.get("overlapping"))["overlapping"] == 2
+    assert "alloc_peak" not in receiver.wait("operation", lambda message: message["operation"] == "b")["dev"][0]
+    program.go()
+    assert program.end()[1] in ("{'a': None, 'b': None} 50\n", "{'b': None, 'a': None} 50\n")
+
+
+def test_operations_of_two_threads_on_two_devices_have_their_own_peaks(run):
+    code, out, err = run(f"{BEGIN}{OVERLAP.format(device=1)}", environment={"STANDIN_GPUS": "a,b"}).end()
+    assert (code, err) == (0, "")
+    found, _, alone = out.rpartition(" ")
+    assert (eval(found), alone) == ({"a": 100, "b": 200}, "50\n")
+
+
+def test_coroutines_that_interleave_have_no_peak(run):
+    text = """
+import asyncio
+found = {}
+async def work(name, before, after):
+    with memledger.track("model", name) as tracked:
+        await asyncio.sleep(before)
+        spike(100)
+        await after.wait()
+    found[name] = tracked.peak_bytes
+async def main():
+    first, second = asyncio.Event(), asyncio.Event()
+    tasks = [asyncio.ensure_future(work("a", 0, first)), asyncio.ensure_future(work("b", 0, second))]
+    await asyncio.sleep(0.1)
+    first.set()
+    await tasks[0]
+    second.set()
+    await tasks[1]
+asyncio.run(main())
+print(found)
+"""
+    assert figures(run, text) == {"a": None, "b": None}
+
+
+READERS = {
+    "max_memory_allocated": "torch.cuda.max_memory_allocated()",
+    "max_memory_reserved": "torch.cuda.max_memory_reserved()",
+    "memory_stats": "torch.cuda.memory.memory_stats()['allocated_bytes.all.peak']",
+    "nested": "torch.cuda.memory.memory_stats_as_nested_dict()['reserved_bytes']['large_pool']['peak']",
+    "accelerator": "torch._C._accelerator_getDeviceStats(0)['allocated_bytes']['all']['peak']",
+}
+
+
+@pytest.mark.parametrize("reset", ["torch.cuda.reset_peak_memory_stats()", "torch._C._accelerator_resetPeakStats(0)"])
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_program_reads_its_own_peaks_as_without_us(run, reader, reset):
+    text = """
+seen = []
+def read():
+    seen.append(READER // M)
+def work(tracked):
+    with tracked("a"):
+        spike(500)
+        with tracked("b"):
+            spike(100)
+            read()
+        RESET
+        read()
+        spike(40)
+    with tracked("c"):
+        spike(20)
+        read()
+    read()
+spike(700)
+torch.cuda.empty_cache()
+read()
+import contextlib
+work(lambda name: contextlib.nullcontext())
+without = seen[:]
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+spike(700)
+torch.cuda.empty_cache()
+seen.clear()
+read()
+work(lambda name: memledger.track("model", name))
+print(seen == without, seen)
+"""
+    same, seen = figures(run, text.replace("READER", reader).replace("RESET", reset).replace("print(", "print((").rstrip() + ")")
+    assert same and seen[0] == 700, seen
+
+
+def test_no_function_that_reads_is_wrapped_without_track(receiver, run):
+    text = "before = torch._C._cuda_memoryStats\ntorch.cuda.init()\nmemledger.start()\nmemledger.step()\nprint(torch._C._cuda_memoryStats is before)"
+    assert figures(run, text) is True
+
+
+def test_peaks_of_the_process_outlive_resets_by_the_program(receiver, run, tmp_path):
+    program = run(
+        f"""{BEGIN}
+standin_allocate(M)
+memledger.start()
+sys.stdin.readline()
+spike(800)
+torch.cuda.reset_peak_memory_stats()
+spike(10)
+print(memledger.peak()["gpu_allocated_bytes"] // M, torch.cuda.max_memory_allocated() // M, memledger.save_report("r.json"), flush=True)
+sys.stdin.readline()
+"""
+    )
+    receiver.wait("sample", lambda message: message["dev"])
+    program.go()
+    assert program.line() == "801 11 True"
+    assert json.loads((tmp_path / "r.json").read_text())["peak_usage"]["gpu_ram_peak_mb"] == 801
+    # the spike lay between two samples
+    assert receiver.wait("sample", lambda message: message["dev"][0]["alloc_peak"] > 11 * MIB)["dev"][0]["alloc_peak"] == 801 * MIB
+    program.go()
+    assert program.end()[0] == 0
+
+
+def test_failures_are_counted_across_resets_by_the_program(receiver, run):
+    program = run(
+        f"""{BEGIN}
+memledger.start()
+def fail():
+    try:
+        standin_allocate(20 << 30)
+    except torch.cuda.OutOfMemoryError:
+        pass
+spike(1)
+memledger.step()
+fail()
+torch.cuda.reset_accumulated_memory_stats()
+fail()
+sys.stdin.readline()
+"""
+    )
+    assert receiver.wait("sample", lambda message: message["dev"] and message["dev"][0]["ooms"] > 1)["dev"][0]["ooms"] == 2
+    program.go()
+    assert program.end()[0] == 0
+
+
+def test_only_devices_in_use_are_asked(run):
+    text = """
+spike(1, 5)
+torch.cuda.set_device(5)
+with memledger.track("model", "warm"):
+    pass
+torch._C.standin_queries.clear()
+with memledger.track("model", "forward"):
+    pass
+print(torch._C.standin_queries)
+"""
+    assert figures(run, text, environment={"STANDIN_GPUS": "a,b,c,d,e,f,g,h", "MEMLEDGER_REPORTER_DIRECTORY": ""}) == [5, 5]
+
+
+def test_object_that_is_entered_again_within_itself(run):
+    text = """
+tracked = memledger.track("model", "forward")
+with tracked:
+    spike(100)
+    with tracked:
+        spike(10)
+    inner = tracked.peak_bytes
+from memledger._peaks import peaks
+print(inner // M, tracked.peak_bytes // M, peaks._open)
+"""
+    assert figures(run, text.replace("print(", "print((").rstrip() + ")") == (10, 100, [])
