@@ -541,10 +541,10 @@ catalog! {
         "Free parts of split blocks in torch's allocator, which it cannot give back, as the process reports it.",
         "High beside a failed allocation means fragmentation.";
     CONTAINER_TORCH_ALLOCATED_PEAK = Gauge ContainerGpu "memledger_container_torch_allocated_peak_bytes" ["rank"] max TORCH,
-        "Highest memory of tensors since the process connected, by torch's own exact peak; absent if two processes share a rank.",
-        "A program that resets torch's peaks does not reset this one, unless torch holds nothing on the GPU at that moment.";
+        "Highest memory of tensors since the process started, by torch's own exact peak; absent if two processes share a rank.",
+        "A program that resets torch's peaks does not reset this one. It begins again at the end of a search for a batch size (`memledger.batch_search()`).";
     CONTAINER_TORCH_RESERVED_PEAK = Gauge ContainerGpu "memledger_container_torch_reserved_peak_bytes" ["rank"] max TORCH,
-        "Highest memory that torch's allocator held since the process connected; absent if two processes share a rank.";
+        "Highest memory that torch's allocator held since the process started; absent if two processes share a rank.";
     CONTAINER_TORCH_OOMS = Counter ContainerGpu "memledger_container_torch_ooms_total" [] max 4_096, since Container,
         "Out-of-memory errors that torch's allocator raised in processes of the container, also those that the program survived.";
     CONTAINER_TORCH_RETRIES = Counter ContainerGpu "memledger_container_torch_alloc_retries_total" [] max 4_096, since Container,

@@ -11,10 +11,12 @@ from memledger._guard import never_raises, warn_once
 from memledger._peaks import peaks
 from memledger._reporter import Pair, reporter, valid_name
 
+peaks.watch()
+
 CO_COROUTINE = 0x80  # of an `async def`; the module inspect takes long to import
 
 
-@never_raises()
+@never_raises(is_public=True)
 def start(settings: Optional[Mapping[str, Any]] = None) -> None:
     """Starts to report the memory of this process. A further call only adds its ``settings``.
 
@@ -32,13 +34,13 @@ def start(settings: Optional[Mapping[str, Any]] = None) -> None:
         reporter.start()
 
 
-@never_raises()
+@never_raises(is_public=True)
 def stop() -> None:
     """Sends what is left and stops reporting: at once, or after two seconds where the machine is too busy. Only ``start`` begins again."""
     reporter.stop()
 
 
-@never_raises()
+@never_raises(is_public=True)
 def step(n: int = 1, samples: Optional[int] = None, batch_size: Optional[int] = None) -> None:
     """Counts ``n`` training steps, and the training samples in them.
 
@@ -58,8 +60,8 @@ class track(ContextDecorator):
         print(tracked.peak_bytes)
 
     Host memory, tensors and torch's cache are those at the end of the operation, the peak of tensors is that of the operation. One
-    within another counts for both. Where operations of several threads, or coroutines, overlap on a device, torch cannot tell their
-    peaks apart: they are absent, and counted. A thread's device is its current one. What the program reads of torch's own peaks stays as
+    within another counts for both. Where operations of several threads, or of several tasks of asyncio, overlap on a device, torch cannot
+    tell their peaks apart: they are absent, and counted. A thread's device is its current one. What the program reads of torch's own peaks stays as
     it would be without. Names have 1 to 64 of the characters A-Z a-z 0-9 _ . : - and are changed to that, with a warning. Does
     nothing within what torch.compile compiles.
     """
@@ -68,7 +70,7 @@ class track(ContextDecorator):
     peak_bytes: Optional[int] = None
     _pair: Pair = ("invalid", "invalid")  # where the arguments were wrong
 
-    @never_raises()
+    @never_raises(is_public=True)
     def __init__(self, component: str, operation: str) -> None:
         self._pair = (valid_name(component), valid_name(operation))
 
@@ -91,14 +93,14 @@ class track(ContextDecorator):
         self._enter()
         return self
 
-    @never_raises()
+    @never_raises(is_public=True)
     def _enter(self) -> None:
         reporter.start_unless_stopped()
         reporter.observe_ooms()
         # a list, because an object may be entered again within itself
         self.__dict__.setdefault("_entered", []).append((peaks.enter(), operations.enter(self._pair)))
 
-    @never_raises()
+    @never_raises(is_public=True)
     def __exit__(self, *exception: Any) -> None:
         mark_operation(exception[1] if len(exception) > 1 else None, self._pair)
         entered = self.__dict__.get("_entered")
@@ -120,20 +122,20 @@ class batch_search(ContextDecorator):
         with memledger.batch_search():
             tuner.scale_batch_size(trainer.model)
 
-    Its steps and caught out-of-memory errors are not reported; one by which the program ends is. At its end memledger forgets the
-    GPU peaks and failures of the run so far. ``auto_select_batch_size`` of ``memledger.analyze`` does this itself.
+    Its steps are not counted, and of its out-of-memory errors only one by which the program ends is an event. At its end memledger forgets
+    the GPU peaks and failures of the run so far. ``auto_select_batch_size`` of ``memledger.analyze`` does this itself.
     """
 
-    @never_raises()
+    @never_raises(is_public=True)
     def __enter__(self) -> None:
         reporter.begin_search()
 
-    @never_raises()
+    @never_raises(is_public=True)
     def __exit__(self, *exception: Any) -> None:
         reporter.end_search()
 
 
-@never_raises(default=dict)
+@never_raises(default=dict, is_public=True)
 def peak() -> Dict[str, int]:
     """Returns the highest memory of this process so far, in bytes.
 
@@ -149,7 +151,7 @@ def peak() -> Dict[str, int]:
     return found
 
 
-@never_raises(default=bool)
+@never_raises(default=bool, is_public=True)
 def save_report(path: str = "memory_usage.json") -> bool:
     """Writes what ``track`` recorded, with the peaks of the process, as JSON. Returns whether the file was written."""
     devices = peaks.of_process()
@@ -164,7 +166,7 @@ def save_report(path: str = "memory_usage.json") -> bool:
     return True
 
 
-@never_raises()
+@never_raises(is_public=True)
 def cleanup() -> Optional[int]:
     """Collects garbage and gives torch's cache back to the GPU. Returns how many bytes the cache shrank.
 
@@ -178,7 +180,7 @@ def cleanup() -> Optional[int]:
     return None if _torch.initialized() is None else sum(before - after for before, after in found.values())
 
 
-@never_raises()
+@never_raises(is_public=True)
 def cleanup_on(*moments: str, threshold: float = 85, every: int = 1) -> None:
     """Cleans up at these moments from now on; without any, no longer.
 
@@ -190,7 +192,7 @@ def cleanup_on(*moments: str, threshold: float = 85, every: int = 1) -> None:
     reporter.start_unless_stopped()
 
 
-@never_raises()
+@never_raises(is_public=True)
 def install_shutdown() -> None:
     """Lets the program end in order at SIGTERM, and send its last report. Call it in the main thread.
 

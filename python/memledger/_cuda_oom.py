@@ -13,7 +13,6 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from memledger import _torch
 from memledger._guard import never_raises, record_error
-from memledger._host import whole_file
 
 Pair = Tuple[str, str]
 Message = Dict[str, Any]
@@ -32,7 +31,7 @@ MARKERS = (
 #: Seconds between two snapshots of torch's history of allocations, which may be large.
 SNAPSHOT_INTERVAL_SECONDS = 60.0
 #: Attribute of our hooks for exceptions.
-HOOK_MARK = "_is_of_memledger"
+HOOK_MARK = _torch.ORIGINAL
 #: Attribute of an exception that one of them examined.
 EXAMINED_MARK = "_memledger_examined"
 #: Characters of a text that are sent.
@@ -118,6 +117,7 @@ class CudaOoms:
         self._observed = self._reported = 0  # numbers of the newest errors that the observer saw, and reported
         self._observed_at = 0.0
         self._snapshot_at = -SNAPSHOT_INTERVAL_SECONDS
+        self._snapshot: Optional[str] = None
 
     def attach(self) -> None:
         """Lets torch call the observer. Only once CUDA is initialised: before, this would initialise it."""
@@ -153,10 +153,10 @@ class CudaOoms:
             previous_of_thread(arguments)
 
         if not hasattr(previous, HOOK_MARK):
-            setattr(excepthook, HOOK_MARK, True)
+            setattr(excepthook, HOOK_MARK, previous)
             sys.excepthook = excepthook
         if not hasattr(previous_of_thread, HOOK_MARK):
-            setattr(threading_excepthook, HOOK_MARK, True)
+            setattr(threading_excepthook, HOOK_MARK, previous_of_thread)
             threading.excepthook = threading_excepthook
 
     # An exception here would replace the error of the program, which may catch that one.
@@ -178,31 +178,43 @@ class CudaOoms:
             message["operation"] = list(operation)
         if self._is_searching():
             return  # it is reported, by its text, if the program ends by it
-        snapshot = self._dump_snapshot()
-        if snapshot is not None:
-            message["snapshot"] = snapshot
         self._reported = self._count
         self._report(message)
+        snapshot = self._dump_snapshot()
+        if snapshot is not None:
+            self._report({"t": "oom", "n": self._reported, "snapshot": snapshot})
 
     @never_raises()
     def _dump_snapshot(self) -> Optional[str]:
         """Writes torch's history of allocations, if the program has it recorded, into one file of this process. Returns its path."""
         torch, now = _torch.initialized(), time.monotonic()
         is_recorded = getattr(torch._C, "_cuda_isHistoryEnabled", None) if torch is not None else None
-        if is_recorded is None or not is_recorded() or now - self._snapshot_at < SNAPSHOT_INTERVAL_SECONDS:
+        is_due = now - self._snapshot_at >= SNAPSHOT_INTERVAL_SECONDS
+        if is_recorded is None or not is_recorded() or not is_due or _torch.has_own_allocator():
             return None
         self._snapshot_at = now
+        # a new name each time: the directory may be that of all users, or of several containers
         directory = os.environ.get("MEMLEDGER_SNAPSHOT_DIRECTORY") or tempfile.gettempdir()
-        path = os.path.join(directory, f"memledger-cuda-oom-{os.getpid()}.pickle")
-        with whole_file(path) as part:
-            torch.cuda.memory._dump_snapshot(part)  # type: ignore[union-attr]
+        descriptor, path = tempfile.mkstemp(".pickle", f"memledger-cuda-oom-{os.getpid()}-", directory)
+        os.close(descriptor)
+        try:
+            torch.cuda.memory._dump_snapshot(path)  # type: ignore[union-attr]
+        except BaseException:
+            os.unlink(path)
+            raise
+        before, self._snapshot = self._snapshot, path
+        if before is not None:
+            os.unlink(before)
         return path
 
     @never_raises()
     def _report_exception(self, error: Any, is_uncaught: bool) -> None:
         if hasattr(error, EXAMINED_MARK):
             return  # one hook called the other
-        setattr(error, EXAMINED_MARK, True)
+        try:
+            setattr(error, EXAMINED_MARK, True)
+        except Exception:
+            pass  # it is immutable
         found, text = self._find(error)
         if text is None:
             return

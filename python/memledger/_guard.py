@@ -37,25 +37,29 @@ def warn_once(kind: str, text: str, stacklevel: int = 3) -> None:
         pass
 
 
-def is_compiling() -> bool:
-    """Returns whether torch.compile is tracing this call: then it does nothing, so that the graph stays whole."""
-    torch = sys.modules.get("torch")
-    return torch is not None and hasattr(torch, "compiler") and torch.compiler.is_compiling()  # type: ignore[no-any-return]
+def is_traced() -> bool:
+    """Returns whether torch.compile traces this call, which then does nothing, so that the graph stays whole (torch 2.3 and later)."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    # not is_compiling, which is also true in all other threads meanwhile
+    is_compiling = getattr(compiler, "is_dynamo_compiling", None)
+    return is_compiling is not None and bool(is_compiling())
 
 
-def never_raises(default: Optional[Callable[[], Any]] = None, warns: bool = False) -> Callable[[Function], Function]:
-    """Makes a function return ``default()``, or None, where it would raise and while torch.compile traces it; warns once of wrong arguments.
+def never_raises(
+    default: Optional[Callable[[], Any]] = None, warns: bool = False, is_public: bool = False
+) -> Callable[[Function], Function]:
+    """Makes a function return ``default()``, or None, where it would raise, and warns once of wrong arguments.
 
-    ``warns``: of every error, for a function whose result a person reads.
+    ``warns``: of every error, for a function whose result a person reads. ``is_public``: also where torch.compile traces the call.
     Only ``Exception`` is swallowed: KeyboardInterrupt and SystemExit belong to the program.
     """
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return None if default is None else default()
             try:
+                if is_public and is_traced():
+                    return None if default is None else default()
                 return function(*args, **kwargs)
             except Exception as error:
                 record_error()

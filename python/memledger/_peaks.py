@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from memledger import _torch
 from memledger._guard import record_error
-from memledger._torch import Device
+from memledger._torch import ORIGINAL, Device
 
 #: Fields of the protocol that are peaks, and those that only grow.
 PEAKS, TOTALS = ("alloc_peak", "res_peak"), ("ooms", "retries")
@@ -23,9 +23,6 @@ READERS = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
 PEAK_RESETS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
 TOTAL_RESETS = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
 
-#: Attribute of a wrapped function with the function itself.
-ORIGINAL = "original_of_memledger"
-
 Path = Tuple[str, ...]
 Statistics = Dict[str, Any]
 Amounts = Dict[int, Dict[str, int]]
@@ -35,12 +32,13 @@ class Interval:
     """An operation in progress, and torch's peak on each device since it began."""
 
     def __init__(self, device: Optional[int]) -> None:
-        self.thread = threading.get_ident()
+        #: Its thread, and its task of asyncio: what runs one after the other.
+        self.flow = _flow()
         #: The current device of its thread.
         self.device = device
-        #: The current devices of other threads that had an operation meanwhile.
+        #: The current devices of other threads and tasks that had an operation meanwhile.
         self.others: Set[Optional[int]] = set()
-        #: It neither contains nor follows another operation of its thread: they are coroutines.
+        #: It neither contains nor follows another operation of its flow: they are generators.
         self.is_interleaved = False
         self.peaks: Dict[int, int] = {}
 
@@ -83,8 +81,8 @@ class Peaks:
         self._hidden: Dict[int, Dict[Path, int]] = {}  # what the program reads at least
 
     def watch(self) -> None:
-        """Notices the program's own resets from now on. Only once CUDA is initialised: before, there is none."""
-        if self._is_watching or _torch.initialized() is None:
+        """Notices the program's own resets from now on, if torch is there."""
+        if self._is_watching or _torch.loaded() is None:
             return
         self._is_watching = True
         for names, before in ((PEAK_RESETS, self._before_reset), (TOTAL_RESETS, self._before_total_reset)):
@@ -113,6 +111,7 @@ class Peaks:
             return found
 
     def _with(self, peaks: Amounts) -> Optional[List[Device]]:
+        self.watch()
         found = _torch.devices()
         for device in found or []:
             self._note(device)
@@ -137,7 +136,7 @@ class Peaks:
                 self._begin_again(index, statistics)
             interval = Interval(None if torch is None else torch.cuda.current_device())
             for other in self._open:
-                if other.thread != interval.thread:
+                if other.flow != interval.flow:
                     other.others.add(interval.device)
                     interval.others.add(other.device)
             self._open.append(interval)
@@ -149,17 +148,19 @@ class Peaks:
             found = _torch.devices()
             for device in found or []:
                 self._note(device)
-            for later in self._open[self._open.index(interval) + 1 :]:
-                if later.thread == interval.thread:
+            is_open = interval in self._open  # not in a forked child
+            for later in self._open[self._open.index(interval) + 1 :] if is_open else []:
+                if later.flow == interval.flow:
                     later.is_interleaved = interval.is_interleaved = True
-            self._open.remove(interval)
+            if is_open:
+                self._open.remove(interval)
             if found is None:
                 return Usage(None, None)
             mine = [device for device in found if not interval.is_of_others(device["i"])]
             for device in mine:
                 peak = interval.peaks.get(device["i"])
                 del device["alloc_peak"]
-                if peak is not None and interval.is_alone(device["i"]):
+                if is_open and peak is not None and interval.is_alone(device["i"]):
                     device["alloc_peak"] = peak
             self.overlapping += not all(interval.is_alone(device["i"]) for device in mine)
             return Usage(mine, _torch.total(mine, "alloc_peak"))
@@ -199,17 +200,35 @@ class Peaks:
         return found
 
     def _before_reset(self, index: int) -> None:
-        if not _torch.has_own_allocator():
-            with self._lock:
+        with self._lock:
+            self._hidden.pop(index, None)
+            if _torch.initialized() is not None and not _torch.has_own_allocator():
                 self._note(_torch.pick(_torch.statistics(index), index))
-                self._hidden.pop(index, None)
 
     def _before_total_reset(self, index: int) -> None:
-        if not _torch.has_own_allocator():
-            with self._lock:
+        with self._lock:
+            if _torch.initialized() is not None and not _torch.has_own_allocator():
                 device, before = _torch.pick(_torch.statistics(index), index), self._totals_before.setdefault(index, {})
                 for key in TOTALS:
                     before[key] = before.get(key, 0) + device.get(key, 0)
+
+
+def _flow() -> Tuple[int, int]:
+    """Returns what identifies the flow of control: its thread, and its task of asyncio.
+
+    A thread that Python did not start, such as one of autograd, belongs to the main thread, which waits for it.
+    """
+    thread = threading.get_ident()
+    if all(thread != each.ident for each in threading.enumerate()):
+        thread = threading.main_thread().ident or 0
+    task = None
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None:
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            pass  # no loop runs in this thread
+    return thread, id(task)
 
 
 def _peaks_in(statistics: Statistics) -> Iterator[Tuple[Path, int]]:

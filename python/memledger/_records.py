@@ -6,6 +6,7 @@ amounts of GPU memory are.
 
 import json
 import os
+import threading
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
@@ -40,20 +41,21 @@ class Records:
         self._stride = 1
         self._counts: Dict[Tuple[str, str], int] = {}
         self._peaks: Dict[str, float] = {}
+        self._lock = threading.RLock()
 
     def add(self, record: Record) -> None:
         """Adds a record. Above the maximum every other one of each pair is dropped, and they are kept half as often."""
         for key, value in _amounts(record).items():
             if value is not None:
                 self._peaks[key] = max(value, self._peaks.get(key, value))
-        self._newest = record
-        pair = (record.component, record.operation)
-        number = self._counts[pair] = self._counts.get(pair, -1) + 1
-        if number % self._stride:
-            return
-        self._kept.append(record)
-        if len(self._kept) > MAX_RECORDS:
-            self._halve()
+        with self._lock:
+            self._newest = record
+            pair = (record.component, record.operation)
+            number = self._counts[pair] = self._counts.get(pair, -1) + 1
+            if number % self._stride == 0:
+                self._kept.append(record)
+            if len(self._kept) > MAX_RECORDS:
+                self._halve()
 
     def _halve(self) -> None:
         seen: Dict[Tuple[str, str], int] = {}
@@ -78,8 +80,10 @@ class Records:
     def as_dict(self) -> Dict[str, Any]:
         """Returns the content of ``memory_usage.json``."""
         log: List[Dict[str, Any]] = []
-        newest = [self._newest] if self._newest is not None and self._newest not in self._kept[-1:] else []
-        for record in self._kept + newest:
+        with self._lock:
+            newest = [self._newest] if self._newest is not None and self._newest not in self._kept[-1:] else []
+            records = self._kept + newest
+        for record in records:
             seconds, micros = divmod(round(1e6 * record.timestamp), 1_000_000)
             at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06}+00:00"
             entry = {"component": record.component, "operation": record.operation, "timestamp": at}

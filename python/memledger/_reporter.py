@@ -136,7 +136,8 @@ class Reporter:
         # the newest error, with its time, and how many before it were not sent
         self._pending_oom: Optional[Tuple[float, Dict[str, Any]]] = None
         self._skipped_ooms = 0
-        self._ended_by: Optional[Dict[str, Any]] = None
+        # what came of an error that was sent: that the program ended by it, and where its snapshot is
+        self._oom_updates: Dict[str, Dict[str, Any]] = {}
         self._last_oom = 0.0
         self._sequence = 0
         self._interval = INTERVAL_SECONDS
@@ -170,7 +171,7 @@ class Reporter:
         with self._lock:
             if self._thread is None:
                 self._is_stopped = False
-                _torch.watch_allocators()
+                peaks.watch()
                 self._ooms.watch_exceptions()
                 self._stopping = threading.Event()
                 self._thread = threading.Thread(target=self._run, args=(self._stopping,), name="memledger", daemon=True)
@@ -279,8 +280,9 @@ class Reporter:
             return
         now = time.monotonic()
         with self._count_lock:
-            if set(message) == {"t", "n", "uncaught"}:
-                self._ended_by = message  # after the error itself, if that waits
+            update = [key for key in ("uncaught", "snapshot") if set(message) == {"t", "n", key}]
+            if update:
+                self._oom_updates[update[0]] = message  # after the error itself, if that waits
             else:
                 self._skipped_ooms += self._pending_oom is not None
                 self._pending_oom = (now, message)
@@ -299,7 +301,7 @@ class Reporter:
     def _send_ooms(self) -> None:
         """Sends the newest error and what is known of its consequences. What cannot be sent now stays."""
         with self._count_lock:  # an error that comes while this one is sent must not count it as skipped
-            pending, skipped, ended_by = self._pending_oom, self._skipped_ooms, self._ended_by
+            pending, skipped = self._pending_oom, self._skipped_ooms
             self._pending_oom, self._skipped_ooms = None, 0
         if pending is not None:
             at, message = pending
@@ -310,8 +312,9 @@ class Reporter:
                     self._skipped_ooms += skipped + (self._pending_oom is not None)
                     self._pending_oom = self._pending_oom or pending
                 return
-        if ended_by is not None and self._connection.send(ended_by):
-            self._ended_by = None
+        for key, update in list(self._oom_updates.items()):
+            if self._connection.send(update):
+                self._oom_updates.pop(key, None)
 
     def _run(self, stopping: threading.Event) -> None:
         try:
@@ -343,21 +346,22 @@ class Reporter:
             return
         for message in self._connection.receive():
             self._handle(message)
-        devices = peaks.devices()
+        has_searched, devices = self._has_searched, peaks.devices()
         if _torch.has_own_allocator() and self._announced:
             self._connection.close()  # a new one has no figures, and no old ones
             return
         if not self._announce([device["i"] for device in devices or []]):
             return
         self._send_ooms()
-        if self._has_searched and self._connection.send({"t": "forget_peaks"}):
-            self._has_searched = False
         if devices is not None:
             lost = self._connection.lost + _guard.swallowed
             sample: Dict[str, Any] = {"t": "sample", "seq": self._sequence, "lost": lost, "dev": devices}
             if peaks.overlapping:
                 sample["overlapping"] = peaks.overlapping
             self._connection.send(sample)
+        # after the failures of the search, which are in the sample
+        if has_searched and self._connection.send({"t": "forget_peaks"}):
+            self._has_searched = False
         cleaner.send_answers(self._connection.send)
         self._report_steps()
         for _ in range(max_operations):

@@ -26,6 +26,8 @@ COMMON_FIELDS = FIELDS[:4]
 NATIVE_ALLOCATOR = "native"
 #: memledger accepts no more.
 MAX_DEVICES = 64
+#: Attribute of a function of ours that took the place of another: that one.
+ORIGINAL = "_original_of_memledger"
 
 Device = Dict[str, int]
 
@@ -69,8 +71,10 @@ def allocator() -> Optional[str]:
     return None if name is None else str(name())
 
 
+#: Devices on which torch held memory: after a reset of its peaks nothing else shows that.
+_held: Set[int] = set()
 #: An allocator of the program's own exists. Torch calls it while it holds its lock, and it may call Python (vLLM's sleep mode does):
-#: a thread that asks for statistics then waits for that lock with the GIL, which the allocator waits for.
+#: a thread that reads statistics then waits for that lock with the GIL, which the allocator waits for.
 _has_own_allocator = False
 
 
@@ -79,7 +83,7 @@ def watch_allocators() -> None:
     global _has_own_allocator
     torch = loaded()
     make = getattr(torch._C, "_cuda_customAllocator", None) if torch is not None else None
-    if make is None or hasattr(make, "is_of_memledger"):
+    if make is None or hasattr(make, ORIGINAL):
         return
 
     def custom_allocator(*arguments: Any) -> Any:
@@ -87,7 +91,7 @@ def watch_allocators() -> None:
         _has_own_allocator = True
         return make(*arguments)
 
-    custom_allocator.is_of_memledger = True  # type: ignore[attr-defined]
+    setattr(custom_allocator, ORIGINAL, make)
     torch._C._cuda_customAllocator = custom_allocator  # type: ignore[union-attr]
     kind = getattr(getattr(torch.cuda, "memory", None), "_CUDAAllocator", None)  # type: ignore[union-attr]
     if kind is not None:  # not isinstance, which calls the code of proxies
@@ -95,7 +99,7 @@ def watch_allocators() -> None:
 
 
 def has_own_allocator() -> bool:
-    """Returns whether the program made an allocator of its own, with which nobody may ask torch for statistics."""
+    """Returns whether the program made an allocator of its own, with which statistics must not be read."""
     return _has_own_allocator
 
 
@@ -104,8 +108,10 @@ def statistics(index: int) -> Dict[str, Any]:
     torch = sys.modules["torch"]
     # the flat memory_stats() takes a hundred times as long
     read = getattr(torch._C, "_cuda_memoryStats", None)
-    read = getattr(read, "original_of_memledger", read)
+    read = getattr(read, ORIGINAL, read)
     found: Dict[str, Any] = read(index) if read is not None else torch.cuda.memory.memory_stats_as_nested_dict(device=index)
+    if pick(found, index).get("res_peak", 0) > 0:
+        _held.add(index)
     return found
 
 
@@ -122,7 +128,7 @@ def pick(found: Dict[str, Any], index: int, is_native: bool = True) -> Device:
 
 
 def _with_context(torch: Any) -> List[int]:
-    """Returns the devices on which the process has a CUDA context, so that no other one is asked: a rank sees all of its host."""
+    """Returns the devices on which the process has a CUDA context, so that no other one is read: a rank sees all of its host."""
     has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     visible = range(min(torch.cuda.device_count(), MAX_DEVICES))
     return [index for index in visible if has_context is None or has_context(index)]
@@ -136,6 +142,7 @@ def read() -> Optional[Dict[int, Dict[str, Any]]]:
     allocator of its own, such as for a ``MemPool``.
     """
     torch = initialized()
+    watch_allocators()
     if torch is None or _has_own_allocator or allocator() == "pluggable":
         return None
     return {index: statistics(index) for index in _with_context(torch)}
@@ -151,12 +158,7 @@ def devices() -> Optional[List[Device]]:
     every = [pick(of_device, index, is_native) for index, of_device in found.items()]
     if any("res_peak" not in device for device in every):
         return None
-    _held.update(device["i"] for device in every if device["res_peak"] > 0)
     return [device for device in every if device["i"] in _held]
-
-
-#: Devices on which torch held memory: a reset of its peaks does not show that any more.
-_held: Set[int] = set()
 
 
 def forget_devices() -> None:

@@ -3,6 +3,8 @@
 import signal
 import subprocess
 
+import pytest
+
 #: Torch's allocator as it is with a pool that has an allocator of its own: ``statistics`` waits for its lock with the GIL, and
 #: ``allocate`` calls Python while it holds the lock, as vLLM's does.
 LIBRARY = """
@@ -20,7 +22,9 @@ void allocate(void) {
 }
 """
 ALLOCATES = """
-import ctypes, memledger, threading, torch
+import ctypes, memledger, threading
+{first}
+import torch
 torch.cuda.standin_allocate(1 << 20)
 def with_pool():
     return torch.cuda.memory.CUDAPluggableAllocator("lib.so", "allocate", "free")
@@ -50,7 +54,7 @@ def build(directory):
 def test_allocator_that_calls_python_is_never_waited_for(receiver, run, tmp_path):
     build(tmp_path)
     start = "memledger.start()\ninput()\npool = with_pool()"
-    program = run(ALLOCATES.format(start=start))
+    program = run(ALLOCATES.format(first="", start=start))
     assert receiver.wait("sample")["dev"][0]["alloc"] == 1 << 20
     program.go()
     assert program.line() == "done"
@@ -63,12 +67,13 @@ def test_allocator_that_calls_python_is_never_waited_for(receiver, run, tmp_path
     assert len(receiver.of("sample")) == count
 
 
-def test_allocator_of_before_the_start_is_found(receiver, run, tmp_path):
+@pytest.mark.parametrize("first", ["", "memledger.start()"])
+def test_allocator_of_before_the_start_is_found(receiver, run, tmp_path, first):
     build(tmp_path)
-    program = run(ALLOCATES.format(start="pool = with_pool()\nmemledger.start()\nmemledger.step()"))
+    program = run(ALLOCATES.format(first=first, start="pool = with_pool()\nmemledger.start()\nmemledger.step()"))
     assert program.line() == "done"
     receiver.wait("step")
-    assert receiver.of("sample") == []
+    assert all(message["dev"] == [] for message in receiver.of("sample"))
     program.go()
     assert program.end()[0] == 0
 
@@ -116,3 +121,16 @@ raise RuntimeError("CUDA error: out of memory")
     assert code == 1 and "hook of the program" in out and "CUDA error: out of memory" in err
     receiver.wait("oom")
     assert [message["uncaught"] for message in receiver.of("oom")] == [True]
+
+
+def test_torch_without_the_question_whether_it_traces_changes_nothing(receiver, run):
+    """As torch 2.1 and 2.2, whose ``torch.compiler`` has less."""
+    text = """
+import memledger, torch, types
+torch.compiler = types.SimpleNamespace()
+with memledger.track("model", "forward") as tracked:
+    torch.cuda.standin_allocate(1 << 20)
+memledger.step()
+print(tracked.peak_bytes, memledger.peak()["gpu_allocated_bytes"])
+"""
+    assert run(text).end() == (0, f"{1 << 20} {1 << 20}\n", "")

@@ -97,7 +97,8 @@ def test_operations_of_two_threads_on_two_devices_have_their_own_peaks(run):
     assert (eval(found), alone) == ({"a": 100, "b": 200}, "50\n")
 
 
-def test_coroutines_that_interleave_have_no_peak(run):
+@pytest.mark.parametrize("order", ["first", "second"])
+def test_coroutines_that_overlap_have_no_peak(run, order):
     text = """
 import asyncio
 found = {}
@@ -111,14 +112,15 @@ async def main():
     first, second = asyncio.Event(), asyncio.Event()
     tasks = [asyncio.ensure_future(work("a", 0, first)), asyncio.ensure_future(work("b", 0, second))]
     await asyncio.sleep(0.1)
-    first.set()
-    await tasks[0]
-    second.set()
-    await tasks[1]
+    events = [first, second] if ORDER == "first" else [second, first]
+    events[0].set()
+    await asyncio.sleep(0.1)
+    events[1].set()
+    await asyncio.gather(*tasks)
 asyncio.run(main())
 print(found)
 """
-    assert figures(run, text) == {"a": None, "b": None}
+    assert figures(run, text.replace("ORDER", repr(order))) == {"a": None, "b": None}
 
 
 READERS = {
@@ -245,3 +247,58 @@ from memledger._peaks import peaks
 print(inner // M, tracked.peak_bytes // M, peaks._open)
 """
     assert figures(run, text.replace("print(", "print((").rstrip() + ")") == (10, 100, [])
+
+
+def test_peak_of_a_device_that_holds_nothing_any_more_stays(receiver, run, tmp_path):
+    text = """
+spike(900)
+torch.cuda.empty_cache()
+RESET
+print(memledger.peak()["gpu_allocated_bytes"] // M)
+"""
+    for reset in ("with memledger.track('model', 'forward'): pass", "torch.cuda.reset_peak_memory_stats()"):
+        assert figures(run, text.replace("RESET", reset)) == 900
+
+
+def test_program_reads_its_own_peaks_after_it_made_an_allocator(run):
+    text = """
+spike(700)
+with memledger.track("model", "forward"):
+    pass
+torch._C._cuda_customAllocator(1, 2)
+torch.cuda.reset_peak_memory_stats()
+spike(10)
+print(torch.cuda.max_memory_allocated() // M)
+"""
+    assert figures(run, text) == 10
+
+
+def test_operation_of_a_thread_of_torch_is_within_that_of_the_main_thread(run):
+    text = """
+import _thread, time
+done = []
+def recompute():  # as checkpointing does in a thread of autograd
+    with memledger.track("model", "recompute") as inner:
+        spike(100)
+    done.append(inner.peak_bytes // M)
+with memledger.track("model", "backward") as outer:
+    _thread.start_new_thread(recompute, ())
+    while not done:
+        time.sleep(0.001)
+    spike(10)
+print((done, outer.peak_bytes // M))
+"""
+    assert figures(run, text) == ([100], 100)
+
+
+def test_child_that_is_forked_within_an_operation_goes_on(run):
+    text = """
+import os
+with memledger.track("model", "forward") as tracked:
+    child = os.fork()
+if child == 0:
+    from memledger._reporter import reporter
+    os._exit(len(reporter.records._kept) + 10 * (tracked.peak_bytes is None))
+print(os.WEXITSTATUS(os.waitpid(child, 0)[1]))
+"""
+    assert figures(run, text) == 11

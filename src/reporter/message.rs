@@ -180,7 +180,12 @@ impl OomMessage {
 
     /// Returns true if it says only that the process ended by an error with a message of its own.
     pub fn is_only_uncaught(&self) -> bool {
-        self.is_uncaught && self.framework.is_none() && self.tried.is_none()
+        self.is_uncaught && self.is_update()
+    }
+
+    /// Returns true if it only adds to an error with a message of its own: that the process ended by it, or where its snapshot is.
+    pub fn is_update(&self) -> bool {
+        (self.is_uncaught || self.snapshot.is_some()) && self.framework.is_none() && self.tried.is_none()
     }
 }
 

@@ -101,6 +101,11 @@ impl OomQueue {
             made: 0,
             dropped: HashMap::new(),
         });
+        if oom.message.is_update() && !oom.message.is_uncaught {
+            let is_allowed = limit.ends.take(now);
+            self.waiting.extend(is_allowed.then_some(ReportedOom { errors: 0, ..oom }));
+            return is_allowed;
+        }
         if oom.message.is_only_uncaught() {
             let is_allowed = limit.ends.take(now);
             let dropped = oom.process.and_then(|process| limit.dropped.remove(&process));

@@ -375,7 +375,11 @@ impl ReporterConnection {
             Message::Step(step) => state.lock().step(key, step),
             Message::Settings(settings) => state.lock().settings(key, settings),
             Message::Cleaned(cleaned) => state.cleanups().answer(key, &cleaned),
-            Message::ForgetPeaks => state.lock().forget_peaks(key, Timestamp::now()),
+            Message::ForgetPeaks => {
+                let now = Timestamp::now();
+                self.publish_sample(now, state); // it has the failures that are dropped
+                state.lock().forget_peaks(key, now);
+            }
             Message::Oom(oom) => state.add_oom(Timestamp::now(), key, oom),
             Message::Ignored => {}
         }

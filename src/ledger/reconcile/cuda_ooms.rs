@@ -86,7 +86,8 @@ impl Reconciler {
     pub fn add_cuda_ooms(&mut self, now: Timestamp, reported: Vec<ReportedOom>) {
         for oom in reported {
             let at = now.unix_seconds() - now.since(oom.at).as_secs_f64();
-            if oom.message.is_only_uncaught() && self.mark_uncaught(&oom, at) {
+            let is_known = oom.message.is_update() && self.update_cuda_oom(&oom, at);
+            if is_known || oom.message.is_update() && !oom.message.is_uncaught {
                 continue;
             }
             let (subject, settings) = self.record_in_run(&oom, at);
@@ -152,20 +153,33 @@ impl Reconciler {
         }
     }
 
-    /// Marks the error by which a process ended, also one that was settled as caught. Returns false if it is not known.
-    fn mark_uncaught(&mut self, oom: &ReportedOom, at: f64) -> bool {
+    /// Adds to an error that its process ended by it, or where its snapshot is, also to one that was settled as caught. Returns false if
+    /// it is not known.
+    fn update_cuda_oom(&mut self, oom: &ReportedOom, at: f64) -> bool {
         let is_it =
             |state: &PendingCudaOom| (Some(state.process), state.number) == (oom.process, oom.message.number);
         let state = &mut self.cuda_ooms;
+        let update = |event: &mut CudaOom| {
+            if oom.message.is_uncaught {
+                event.uncaught = Some(true);
+            }
+            if let Some(snapshot) = &oom.message.snapshot {
+                event.snapshot = Arc::clone(snapshot);
+            }
+        };
         if let Some(pending) = state.pending.iter_mut().find(|pending| is_it(pending)) {
-            pending.event.uncaught = Some(true);
-        } else if let Some(mut late) =
-            state.settled.iter().position(is_it).and_then(|place| state.settled.remove(place))
-        {
-            late.event.uncaught = Some(true);
-            self.changes.put_event(LedgerEvent::CudaOom(late.event));
+            update(&mut pending.event);
+        } else if let Some(place) = state.settled.iter().position(is_it) {
+            update(&mut state.settled[place].event);
+            self.changes.put_event(LedgerEvent::CudaOom(state.settled[place].event.clone()));
+            if oom.message.is_uncaught {
+                state.settled.remove(place);
+            }
         } else {
             return false;
+        }
+        if !oom.message.is_uncaught {
+            return true;
         }
         if let Some(run) = self.containers.modify(&oom.container).run_at_mut(at) {
             run.uncaught_cuda_oom = Some(at);

@@ -18,7 +18,7 @@ fn oom(story: &mut Story, letter: char, at: f64, message: OomMessage) {
         rank: Some(1),
         device: Some("b".into()),
         skipped: 0,
-        errors: u64::from(!message.is_only_uncaught()),
+        errors: u64::from(!message.is_update()),
         is_event: true,
         message,
     };
@@ -169,6 +169,25 @@ fn error_is_settled_when_nothing_more_can_be_reported() {
     story.restart(33.0);
     story.settle(33.0);
     assert!(events(&story).iter().all(|event| event.uncaught.is_some()));
+}
+
+#[test]
+fn snapshot_that_is_written_later_is_named_by_its_error() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    let written =
+        |number, path: &str| OomMessage { number, snapshot: Some(path.into()), ..OomMessage::default() };
+    oom(&mut story, 'a', 1.0, observed());
+    oom(&mut story, 'a', 2.0, written(1, "/tmp/one"));
+    // it was settled meanwhile
+    oom(&mut story, 'a', 20.0, OomMessage { number: 2, ..observed() });
+    story.settle(40.0);
+    oom(&mut story, 'a', 41.0, written(2, "/tmp/two"));
+    oom(&mut story, 'a', 42.0, written(3, "/tmp/of-no-event"));
+    story.settle(60.0);
+    let found: Vec<_> = events(&story).iter().map(|oom| (oom.uncaught, oom.snapshot.to_string())).collect();
+    assert_eq!(found, [(Some(false), "/tmp/one".to_owned()), (Some(false), "/tmp/two".to_owned())]);
+    assert_eq!(super::figures(&story.store.totals(), "a").cuda_ooms, [Some(2), None]);
 }
 
 #[test]
