@@ -287,7 +287,7 @@ if child == 0:
         signal.pause()
 os.read(reads, 1)
 os.kill(child, signal.SIGTERM)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+print(-os.WTERMSIG(os.waitpid(child, 0)[1]), flush=True)
 """
     )
     assert program.end() == (0, "-15\n", "")
