@@ -374,6 +374,9 @@ pub struct CudaOom {
     /// without a reading.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<GpuHolder>,
+    /// Other processes of the container that held memory of this GPU at that reading: the five largest, largest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own_processes: Vec<OwnGpuProcess>,
     /// Unix time of that reading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holders_at: Option<f64>,
@@ -403,6 +406,15 @@ pub struct GpuHolder {
     /// The same one to six minutes before the error; `None` where there is no reading of that time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub earlier_bytes: Option<u64>,
+}
+
+/// A process that held memory of a GPU when an allocation failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnGpuProcess {
+    /// Host pid.
+    pub pid: u32,
+    /// Its memory.
+    pub bytes: u64,
 }
 
 impl GpuHolder {

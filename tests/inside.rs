@@ -55,13 +55,18 @@ impl Host {
 
     /// Starts a container that has the directory and the stand-in for torch, and nothing else of memledger.
     fn run(&self, engine: &Engine, name: &str, program: &str) -> Container {
+        self.run_with(engine, name, program, &[])
+    }
+
+    /// The same, with arguments.
+    fn run_with(&self, engine: &Engine, name: &str, program: &str, arguments: &[&str]) -> Container {
         let mount = format!("{}:/run/memledger-reporter:ro", self.folder.path().join("reporter").display());
         let standin = concat!(env!("CARGO_MANIFEST_DIR"), "/python/tests/standin:/standin:ro");
         let uuids = format!("STANDIN_GPUS={}", State::with_gpus(1).gpus[0].uuid.trim_start_matches("GPU-"));
         let path = "PYTHONPATH=/run/memledger-reporter/python:/standin";
         let flags =
             ["-v", &mount, "-v", standin, "-e", path, "-e", &uuids, "--tmpfs", "/work", "-w", "/work"];
-        engine.run_python(name, &flags, program)
+        engine.run_python_with(name, &flags, program, arguments)
     }
 
     /// Sets the memory that the driver reports for the container's first process, and waits until memledger has read it.

@@ -40,8 +40,8 @@ ANSWER_WAIT_SECONDS = 0.05
 EXIT_WAIT_SECONDS = 1.0
 #: Highest steps or samples of one call. memledger accepts totals up to 2**50.
 MAX_COUNT = 1 << 40
-#: Settings of a training, and characters of a name and of a text.
-MAX_SETTINGS = 16
+#: Settings of the program, beside two of torch's allocator, and characters of a name and of a text.
+MAX_OWN_SETTINGS = 16
 MAX_NAME = 64
 #: Where launchers write the rank of a process among those of its host: torchrun and accelerate, Slurm, Open MPI, Intel MPI and MPICH.
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -84,6 +84,19 @@ def _setting(value: Any) -> Any:
     if isinstance(value, (int, float)) and abs(value) <= 1 << 50:  # not NaN, which is no JSON
         return value
     return _setting(str(value))
+
+
+def _allocator_settings() -> Dict[str, str]:
+    """Returns the setting of torch's allocator as the process has it: a program may set it itself, which its container does not show."""
+    found = {}
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        options = [option.strip() for option in os.environ.get(name, "").split(",") if option.strip()]
+        options.sort(key=lambda option: not option.startswith("expandable_segments"))  # the first that must fit
+        while len(",".join(options)) > MAX_NAME:
+            options.pop()
+        if options:
+            found[name.lower()] = ",".join(options)
+    return found
 
 
 def _environment_number(name: str) -> Optional[int]:
@@ -222,9 +235,9 @@ class Reporter:
         merged = dict(self._settings)
         for key, value in settings.items():
             merged[valid_name(key)] = _setting(value)
-        if len(merged) > MAX_SETTINGS:
-            warn_once("settings", f"{len(merged)} settings: only the first {MAX_SETTINGS} are reported", stacklevel=5)
-        self._settings = dict(list(merged.items())[:MAX_SETTINGS])
+        if len(merged) > MAX_OWN_SETTINGS:
+            warn_once("settings", f"{len(merged)} settings: only the first {MAX_OWN_SETTINGS} are reported", stacklevel=5)
+        self._settings = dict(list(merged.items())[:MAX_OWN_SETTINGS])
 
     def record(self, pair: Pair, devices: Optional[List[_torch.Device]], peak: Optional[int]) -> None:
         """Records the memory of an operation now, and lets the thread send it.
@@ -376,8 +389,8 @@ class Reporter:
         if self._announced is None or any(index not in self._announced for index in indices):
             if self._connection.send(self._hello(indices)):
                 self._announced = indices
-        if self._announced is not None and self._settings != self._sent_settings:
-            settings = self._settings
+        settings = {**_allocator_settings(), **self._settings}
+        if self._announced is not None and settings != self._sent_settings:
             if self._connection.send({"t": "settings", "kv": settings}):
                 self._sent_settings = settings
         return self._announced is not None

@@ -1,6 +1,6 @@
 """Callback for Hugging Face's Trainer: ``Trainer(..., callbacks=[MemledgerCallback()])``."""
 
-from typing import Any
+from typing import Any, Dict
 
 from transformers import TrainerCallback
 
@@ -8,8 +8,28 @@ import memledger
 from memledger._guard import never_raises
 
 
+#: Arguments of a training on which its memory depends.
+ARGUMENTS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "dataloader_num_workers",
+    "bf16",
+    "fp16",
+    "gradient_checkpointing",
+    "optim",
+    "max_length",
+    "group_by_length",
+)
+
+
+def _settings(args: Any) -> Dict[str, Any]:
+    """Returns the settings of a ``TrainingArguments`` that are reported."""
+    found = {name: getattr(args, name, None) for name in ARGUMENTS}
+    return {name: str(getattr(value, "value", value)) for name, value in found.items() if value is not None}
+
+
 class MemledgerCallback(TrainerCallback):  # type: ignore[misc]
-    """Reports steps and samples of a training, and the memory of this process."""
+    """Reports steps, samples and settings of a training, and the memory of this process."""
 
     _step = 0
 
@@ -17,7 +37,7 @@ class MemledgerCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Starts to report; a training that is resumed does not count its earlier steps."""
         self._step = state.global_step
-        memledger.start()
+        memledger.start(_settings(args))
 
     @never_raises()
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -1,6 +1,6 @@
 """Callback for Lightning's Trainer: ``Trainer(..., callbacks=[MemledgerCallback()])``."""
 
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 try:
     from lightning.pytorch import Callback
@@ -12,7 +12,7 @@ from memledger._guard import never_raises
 
 
 class MemledgerCallback(Callback):  # type: ignore[misc]
-    """Reports optimizer steps of a training, and the memory of this process.
+    """Reports optimizer steps and settings of a training, and the memory of this process.
 
     ``batch_size`` is the number of samples in a batch of one rank, if samples are to be counted.
     """
@@ -22,11 +22,21 @@ class MemledgerCallback(Callback):  # type: ignore[misc]
         self.batch_size = batch_size
         self._step = 0
 
+    def _settings(self, trainer: Any) -> Dict[str, Any]:
+        loader = getattr(trainer, "train_dataloader", None)
+        found = {
+            "batch_size": self.batch_size or getattr(loader, "batch_size", None),
+            "num_workers": getattr(loader, "num_workers", None),
+            "accumulate_grad_batches": getattr(trainer, "accumulate_grad_batches", None),
+            "precision": getattr(trainer, "precision", None),
+        }
+        return {name: value for name, value in found.items() if isinstance(value, (int, str))}
+
     @never_raises()
     def on_train_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Starts to report; a training that is resumed does not count its earlier steps."""
         self._step = trainer.global_step
-        memledger.start()
+        memledger.start(self._settings(trainer))
 
     @never_raises()
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:

@@ -419,6 +419,22 @@ def test_settings_are_sent_on_each_connection(receiver, run):
     assert receiver.wait("settings") == wanted
 
 
+def test_setting_of_the_allocator_is_that_of_the_process(receiver, run):
+    run(
+        """
+import os
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "roundup_power2_divisions:[256:1,512:2,1024:4,>:8],max_split_size_mb:64,expandable_segments:True"
+import memledger
+memledger.start(settings={"batch_size": 8})
+input()
+"""
+    )
+    found = receiver.wait("settings")["kv"]
+    # what advice depends on comes first, and the whole has at most 64 characters
+    assert found["pytorch_cuda_alloc_conf"].startswith("expandable_segments:True") and len(found["pytorch_cuda_alloc_conf"]) <= 64
+    assert found["batch_size"] == 8
+
+
 def test_memory_is_reported_soon_after_cuda_is_initialised(tmp_path, run):
     """torch counts CUDA as initialised after it has started the reporter, and the next sample is a minute away."""
     receiver = Receiver(tmp_path, welcome=b'{"v":1,"t":"welcome","interval_ms":60000}')

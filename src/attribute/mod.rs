@@ -141,6 +141,7 @@ mod tests {
         let now_ticks = now.kernel_usec() * ticks / 1_000_000;
         let process = |age_seconds: u64, command_hash| {
             let meta = ProcessMeta {
+                settings: None,
                 comm: "python".into(),
                 ppid: 1,
                 start_ticks: now_ticks.saturating_sub(age_seconds * ticks),

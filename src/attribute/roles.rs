@@ -210,6 +210,7 @@ mod tests {
             ppid,
             start_ticks: u64::from(pid),
             command: Command::of(line.as_bytes()),
+            settings: None,
             command_hash: Some(hasher.finish()),
             zombie: false,
         };

@@ -109,6 +109,7 @@ fn by_cause<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>, advi
             Cause::CudaOom
             | Cause::CudaOomFragmented
             | Cause::CudaOomOtherHolder
+            | Cause::CudaOomOwnProcesses
             | Cause::CudaOomOwnShare
             | Cause::CudaOomSurvived,
             _,

@@ -55,6 +55,7 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, contai
         uncaught: None,
         skipped: 0,
         holders: vec![],
+        own_processes: vec![],
         holders_at: None,
         snapshot: "".into(),
         settings: vec![],

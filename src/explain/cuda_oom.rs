@@ -2,8 +2,9 @@
 
 use super::text::{bytes, lasted, name, printable, time, torch_size};
 use super::{Cause, Confidence, RunSummary};
-use crate::events::{CudaOom, Evidence, Exit, GpuHolder};
+use crate::events::{CudaOom, Evidence, Exit, GpuHolder, OwnGpuProcess};
 use crate::ledger::totals::CudaOomSource;
+use crate::runs::setting_names::KnownSetting;
 use crate::runs::{allocator, setting_number};
 
 /// Maximum number of holders in a line.
@@ -24,6 +25,8 @@ enum Reason {
     OwnShare,
     /// Free pieces in PyTorch's own cache would have sufficed together with what was free.
     Fragmented { pieces: u64 },
+    /// What other processes of the container held would have sufficed together with what was free.
+    OwnProcesses { others: u64 },
     /// What others held would have sufficed together with what was free.
     OtherHolders { others: u64 },
     /// What others took in the minutes before would have sufficed together with what was free.
@@ -132,6 +135,13 @@ fn proven(oom: &CudaOom) -> (Cause, String) {
                 torch_size(pieces)
             ),
         ),
+        Some(Reason::OwnProcesses { others }) => (
+            Cause::CudaOomOwnProcesses,
+            format!(
+                " Other processes of this container held {} of that GPU: without them this allocation would have fit.",
+                bytes(others)
+            ),
+        ),
         Some(Reason::OtherHolders { others }) => (
             Cause::CudaOomOtherHolder,
             format!(
@@ -180,8 +190,12 @@ fn reason(oom: &CudaOom) -> Option<Reason> {
     if pieces > 0 && free.saturating_add(pieces) >= tried {
         return Some(Reason::Fragmented { pieces });
     }
-    (is_significant(others) && free.saturating_add(others) >= tried)
-        .then_some(Reason::OtherHolders { others })
+    let own = oom.own_processes.iter().fold(0, |sum: u64, process| sum.saturating_add(process.bytes));
+    let suffices = |bytes: u64| is_significant(bytes) && free.saturating_add(bytes) >= tried;
+    if own >= others && suffices(own) {
+        return Some(Reason::OwnProcesses { others: own });
+    }
+    suffices(others).then_some(Reason::OtherHolders { others })
 }
 
 /// Returns the sum of a figure over the other holders.
@@ -257,20 +271,25 @@ pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     if let Some(lines) = advice_of_framework(&oom.framework) {
         // its users set other things than a batch size
         advice.extend(of_reason.filter(|_| {
-            matches!(reason(oom), Some(Reason::OtherHolders { .. } | Reason::OtherGrowth { .. }))
+            use Reason::{OtherGrowth, OtherHolders, OwnProcesses};
+            matches!(reason(oom), Some(OtherHolders { .. } | OtherGrowth { .. } | OwnProcesses { .. }))
         }));
         advice.extend(lines.iter().map(|line| (*line).to_owned()));
         return;
     }
     advice.extend(of_reason);
-    let number = |wanted: &str| setting(wanted).and_then(setting_number);
-    match number("batch_size").filter(|batch| *batch > 1 && batch.is_multiple_of(2)) {
+    let pairs = || settings.iter().map(|(name, value)| (name, value));
+    let number = |known: KnownSetting| setting_number(known.find(pairs())?.1);
+    match number(KnownSetting::Batch).filter(|batch| *batch > 1 && batch.is_multiple_of(2)) {
         Some(batch) => {
-            let steps = number("accum").unwrap_or(1).max(1);
-            let of = if number("num_devices").is_some_and(|ranks| ranks > 1) { " in each rank" } else { "" };
+            let steps = number(KnownSetting::Accumulation).unwrap_or(1).max(1);
+            let ranks = number(KnownSetting::Devices).unwrap_or(1);
+            let of = if ranks > 1 { " in each rank" } else { "" };
             advice.push(format!(
-                "Halve the batch size: BATCH_SIZE={} ACCUM={} keeps the effective batch of {}{of}.",
+                "Halve the batch size: {}={} {}={} keeps the effective batch of {}{of}.",
+                name(&KnownSetting::Batch.word(pairs())),
                 batch / 2,
+                name(&KnownSetting::Accumulation.word(pairs())),
                 steps * 2,
                 batch * steps
             ));
@@ -345,6 +364,15 @@ fn advice_of_reason<'a>(oom: &CudaOom, setting: impl Fn(&str) -> Option<&'a str>
                 allocator::variable(&setting)
             )
         }),
+        Reason::OwnProcesses { .. } => {
+            let process = |process: &OwnGpuProcess| format!("pid {} {}", process.pid, bytes(process.bytes));
+            let processes: Vec<_> = oom.own_processes.iter().map(process).collect();
+            Some(format!(
+                "Give each rank its own GPU (torch.cuda.set_device(local_rank) before the first use of CUDA), and end what is left over or \
+                 runs beside it in this container: {}.",
+                processes.join(", ")
+            ))
+        }
         Reason::OtherHolders { .. } | Reason::OtherGrowth { .. } => {
             let names: Vec<_> = others(oom).take(MAX_HOLDERS).map(holder_text).collect();
             Some(format!("Give it a GPU of its own, or end what else is on it: {}.", names.join(", ")))
@@ -400,6 +428,12 @@ mod tests {
             );
         }
         assert_eq!(reason(&CudaOom { free_bytes: None, ..oom(5, 2, 12, 10, 6, 9) }), None);
+        // eight ranks on one GPU
+        let own_processes = vec![OwnGpuProcess { pid: 8, bytes: 70 * GIB }];
+        let ranks = CudaOom { own_processes, ..oom(2, 1, 80, 9, 0, 0) };
+        assert_eq!(reason(&ranks), Some(Reason::OwnProcesses { others: 70 * GIB }));
+        let advice = advice_of_reason(&ranks, |_| None).unwrap();
+        assert!(advice.contains("its own GPU") && advice.ends_with("pid 8 70.0 GiB."), "{advice}");
         // the text of an error has no split blocks
         let text = |allocated: u64| CudaOom {
             inactive_split_bytes: None,

@@ -109,6 +109,8 @@ pub enum Cause {
     CudaOomFragmented,
     /// The same, and without the other holders of the GPU there would have been enough.
     CudaOomOtherHolder,
+    /// The same, and without other processes of the container there would have been enough.
+    CudaOomOwnProcesses,
     /// The same, and the GPU had enough: the process may take only a part of it.
     CudaOomOwnShare,
     /// The program ran out of GPU memory, and the container runs on.
@@ -133,7 +135,7 @@ pub enum Cause {
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Cause; 36] = [
+    pub const ALL: [Cause; 37] = [
         Cause::OomLimitMain,
         Cause::OomLimitWorker,
         Cause::OomLimitWorkerThenExit,
@@ -160,6 +162,7 @@ impl Cause {
         Cause::CudaOom,
         Cause::CudaOomFragmented,
         Cause::CudaOomOtherHolder,
+        Cause::CudaOomOwnProcesses,
         Cause::CudaOomOwnShare,
         Cause::CudaOomSurvived,
         Cause::KilledByMonitor,
@@ -203,6 +206,9 @@ impl Cause {
             Cause::CudaOom => "OUT OF GPU MEMORY",
             Cause::CudaOomFragmented => "OUT OF GPU MEMORY: its cache is fragmented",
             Cause::CudaOomOtherHolder => "OUT OF GPU MEMORY: others use the same GPU",
+            Cause::CudaOomOwnProcesses => {
+                "OUT OF GPU MEMORY: other processes of the container use the same GPU"
+            }
             Cause::CudaOomOwnShare => "OUT OF GPU MEMORY: the share that it may take is used up",
             Cause::CudaOomSurvived => "OUT OF GPU MEMORY, and no end is recorded",
             Cause::KilledByMonitor => "KILLED by a memory monitor, not by the kernel",

@@ -94,6 +94,7 @@ pub fn is_cuda_oom(cause: Cause) -> bool {
         Cause::CudaOom
             | Cause::CudaOomFragmented
             | Cause::CudaOomOtherHolder
+            | Cause::CudaOomOwnProcesses
             | Cause::CudaOomOwnShare
             | Cause::CudaOomSurvived
     )

@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::exchange::{ContainerFigures, CycleReport, GpuUse, GpuUser, LedgerFigures, SharedState};
+use super::exchange::{
+    ContainerFigures, CycleReport, GpuProcessUse, GpuUse, GpuUser, LedgerFigures, SharedState,
+};
 use crate::events::{ExitReason, GpuError, OTHER_PROCESSES, UsageSample};
 use crate::runs::sample::{ReportingRank, samples};
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
 
 use super::totals;
-use crate::attribute::Attribution;
+use crate::attribute::{Attribution, Role};
 use crate::catalog::*;
 use crate::clock::Timestamp;
 use crate::collect::{Context, CycleData};
@@ -139,6 +141,17 @@ impl Ledger {
         }
         let all = (0..running.len()).flat_map(|number| cycle_data.processes.of(number));
         for (process, attributed) in std::iter::zip(all, &attribution.processes) {
+            if let Some(settings) =
+                process.meta.settings.as_ref().filter(|_| attributed.role == Role::Trainer)
+            {
+                let (run, age) = (
+                    &mut containers[attributed.container as usize].run,
+                    (process.meta.start_ticks, attributed.pid),
+                );
+                if run.arguments.as_ref().is_none_or(|(first, _)| age < *first) {
+                    run.arguments = Some((age, Arc::clone(settings)));
+                }
+            }
             containers[attributed.container as usize].processes.push(ProcessUsage {
                 pid: attributed.pid,
                 ppid: process.meta.ppid,
@@ -178,11 +191,8 @@ fn gpu_uses(context: &Context<'_>, cycle_data: &CycleData, attribution: &Attribu
             let add = |sum: &mut Option<u64>| *sum = sum.zip(process.used).map(|(sum, used)| sum + used);
             sums.entry(process.container).and_modify(add).or_insert(process.used);
         }
-        let user = |(container, bytes): (u32, Option<u64>)| match context
-            .inventory
-            .containers
-            .get(container as usize)
-        {
+        let container_of = |number: u32| context.inventory.containers.get(number as usize);
+        let user = |(container, bytes): (u32, Option<u64>)| match container_of(container) {
             Some(container) => GpuUser {
                 container: Some(container.id.clone()),
                 name: container.identity.path().into(),
@@ -195,7 +205,13 @@ fn gpu_uses(context: &Context<'_>, cycle_data: &CycleData, attribution: &Attribu
         GpuUse {
             index: Arc::clone(&device.identity.index),
             uuid: Arc::clone(device.identity.key()),
-            processes: on_it().map(|process| process.id).collect(),
+            processes: on_it()
+                .map(|process| GpuProcessUse {
+                    id: process.id,
+                    container: container_of(process.container).map(|container| container.id.clone()),
+                    bytes: process.used,
+                })
+                .collect(),
             holders,
         }
     };

@@ -49,10 +49,21 @@ pub struct GpuUse {
     pub index: Arc<str>,
     /// Its UUID, or that of the instance.
     pub uuid: Arc<str>,
-    /// Processes on it by pid and start time.
-    pub processes: Vec<ProcessId>,
+    /// Processes on it.
+    pub processes: Vec<GpuProcessUse>,
     /// Holders, largest first.
     pub holders: Vec<GpuUser>,
+}
+
+/// One process on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuProcessUse {
+    /// Its pid and start time.
+    pub id: ProcessId,
+    /// Its container; `None` if none is shown.
+    pub container: Option<ContainerId>,
+    /// Its memory; `None` if the driver does not report it.
+    pub bytes: Option<u64>,
 }
 
 /// The processes of one container on a GPU.

@@ -1,5 +1,8 @@
 //! Files of one process: `stat`, `statm`, `cgroup`, `cmdline`. Bytes, because a process name may be invalid UTF-8.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use super::{lines, number};
 
 /// A flag of a process that is exiting, in the kernel's `linux/sched.h`.
@@ -76,6 +79,68 @@ pub fn arguments(cmdline: &[u8]) -> impl Iterator<Item = &[u8]> {
     cmdline.strip_suffix(b"\0").unwrap_or(cmdline).split(|&b| b == 0)
 }
 
+/// Arguments of a training of which the number is kept, as far as its memory depends on them. Nothing else of a command line is: it may
+/// contain secrets.
+pub const ARGUMENT_SETTINGS: [&str; 25] = [
+    "batch_size",
+    "per_device_train_batch_size",
+    "per_gpu_train_batch_size",
+    "micro_batch_size",
+    "batch",
+    "bs",
+    "accum",
+    "gradient_accumulation_steps",
+    "accumulate_grad_batches",
+    "grad_accum",
+    "grad_accum_steps",
+    "accumulation_steps",
+    "accum_steps",
+    "num_workers",
+    "dataloader_num_workers",
+    "workers",
+    "num_devices",
+    "devices",
+    "num_gpus",
+    "seq_len",
+    "seq_length",
+    "max_seq_length",
+    "max_length",
+    "block_size",
+    "image_size",
+];
+/// Maximum digits of such a number.
+const MAX_DIGITS: usize = 9;
+
+/// Settings by name in lower case.
+pub type ArgumentSettings = Arc<[(Arc<str>, Arc<str>)]>;
+
+/// Returns the numbers of a training among the arguments of a command line, as `--batch-size 32`, `--batch_size=32` or `data.batch_size=32`;
+/// `None` if there is none. Of an argument that is given twice the last counts.
+pub fn argument_settings(cmdline: &[u8]) -> Option<ArgumentSettings> {
+    let mut found: BTreeMap<String, Arc<str>> = BTreeMap::new();
+    let mut all = arguments(cmdline).skip(1).peekable();
+    while let Some(argument) = all.next() {
+        let Ok(text) = std::str::from_utf8(argument) else { continue };
+        let (flag, value) = match text.split_once('=') {
+            Some((flag, value)) => (flag, Some(value.as_bytes())),
+            // a word without dashes is no name of the word after it
+            None if text.starts_with('-') => (text, all.peek().copied()),
+            None => continue,
+        };
+        let name = flag.trim_start_matches(['-', '+']).to_ascii_lowercase().replace('-', "_");
+        let key = name.rsplit('.').next().unwrap_or(&name);
+        let is_number =
+            |value: &&[u8]| (1..=MAX_DIGITS).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
+        if let Some(value) = value.filter(is_number).and_then(|value| std::str::from_utf8(value).ok())
+            && ARGUMENT_SETTINGS.contains(&key)
+        {
+            found.insert(key.to_owned(), value.into());
+        }
+    }
+    let found = found.into_iter().map(|(name, value)| (name.into(), value));
+    Some(found.collect::<ArgumentSettings>()).filter(|found| !found.is_empty())
+}
+
 /// How Python's `multiprocessing` started a process, by its command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Launch {
@@ -132,6 +197,30 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn numbers_of_a_training_are_found_among_its_arguments() {
+        let found = |line: &str| {
+            let line = line.replace(' ', "\0") + "\0";
+            let found = argument_settings(line.as_bytes()).unwrap_or_default();
+            found.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+        };
+        for (line, wanted) in [
+            ("python train.py --batch-size 32 --lr 1e-3 --workers 4", "batch_size=32 workers=4"),
+            (
+                "python -m train --per_device_train_batch_size=8 --max_length=512",
+                "max_length=512 per_device_train_batch_size=8",
+            ),
+            ("torchrun train.py data.batch_size=64 +trainer.devices=2", "batch_size=64 devices=2"),
+            ("python train.py --batch-size 32 --batch-size 16", "batch_size=16"),
+            // no number, no value, another argument, a secret, and words without a flag
+            ("python train.py --batch-size auto --batch_size --token=42 --api-key 7 batch_size 32", ""),
+            ("python train.py --batch-size 1234567890", ""),
+            ("batch_size=3", ""),
+        ] {
+            assert_eq!(found(line), wanted, "{line}");
+        }
+    }
+
     fn stat_line(comm: &[u8]) -> Vec<u8> {
         let mut line = b"4242 (".to_vec();
         line.extend_from_slice(comm);
@@ -184,7 +273,7 @@ mod tests {
 
         #[test]
         fn never_panics_on_any_bytes(bytes: Vec<u8>) {
-            let _ = (Stat::parse(&bytes), resident_and_shared_pages(&bytes), cgroup_path(&bytes, true), arguments(&bytes).count());
+            let _ = (Stat::parse(&bytes), resident_and_shared_pages(&bytes), cgroup_path(&bytes, true), arguments(&bytes).count(), argument_settings(&bytes));
         }
     }
 

@@ -27,7 +27,7 @@ const MAX_NAME: usize = 64;
 /// Maximum length of the path of a snapshot.
 const MAX_PATH: usize = 256;
 /// Maximum number of settings of a training.
-pub const MAX_SETTINGS: usize = 16;
+pub const MAX_SETTINGS: usize = 18;
 /// Maximum amount of memory, 1 PiB, and of every count: larger numbers have no exact place in a double.
 const MAX_NUMBER: u64 = 1 << 50;
 /// Maximum time that a message can have waited in its process, in milliseconds.

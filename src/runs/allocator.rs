@@ -17,6 +17,18 @@ pub fn variable<'a>(setting: impl Fn(&str) -> Option<&'a str>) -> &'static str {
     }
 }
 
+/// Returns the assignment that lets the allocator join free pieces, beside what is set already.
+pub fn with_expandable_segments<'a>(setting: impl Fn(&str) -> Option<&'a str>) -> String {
+    const ADDED: &str = "expandable_segments:True";
+    let set = NAMES.iter().find_map(|name| Some((name.to_uppercase(), setting(name)?)));
+    let Some((name, value)) = set else {
+        return format!("PYTORCH_ALLOC_CONF={ADDED} (before PyTorch 2.9 PYTORCH_CUDA_ALLOC_CONF)");
+    };
+    let others =
+        value.split(',').filter(|option| !option.is_empty() && !option.starts_with("expandable_segments"));
+    format!("{name}={}", others.chain([ADDED]).collect::<Vec<_>>().join(","))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,6 +12,7 @@ pub mod leak;
 pub mod names;
 pub mod peaks;
 pub mod sample;
+pub mod setting_names;
 pub mod usage;
 pub mod usage_history;
 
@@ -28,6 +29,7 @@ use crate::runs::hit_limit::HitLimit;
 use measures::{Growth, Mean};
 use peaks::StoredPeaks;
 use sample::{MAX_OPERATIONS, OperationSample, ReportingRank, RunGpuSample, RunSample};
+use setting_names::KnownSetting;
 use usage::ContainerUsage;
 use usage_history::by_role;
 
@@ -57,6 +59,9 @@ pub struct RunFigures {
     /// Seconds between two cycles of one memledger that both sampled it.
     observed_seconds: f64,
     settings: BTreeMap<Arc<str>, Arc<str>>,
+    /// Numbers among the arguments of the first trainer.
+    #[serde(default)]
+    arguments: BTreeMap<Arc<str>, Arc<str>>,
     /// Settings that a process reported, and which one.
     reported_settings: BTreeMap<Arc<str>, Arc<str>>,
     reported_by: Option<ReportingRank>,
@@ -202,7 +207,10 @@ impl RunFigures {
         container: &Container,
         usage: &ContainerUsage,
     ) -> bool {
-        let known_settings = self.settings.len() + self.reported_settings.len();
+        let known_settings = |figures: &Self| {
+            figures.settings.len() + figures.arguments.len() + figures.reported_settings.len()
+        };
+        let settings_before = known_settings(self);
         // without its runtime a container has its id for a name, and no settings
         // and a run id without a start, until its processes are read
         let is_named = *container.identity.name != *container.id.short();
@@ -216,8 +224,11 @@ impl RunFigures {
             // the settings of a run cannot change; those of a container are unknown until its runtime answers
             self.settings.entry(Arc::clone(name)).or_insert_with(|| Arc::clone(value));
         }
+        if let Some((_, arguments)) = usage.run.arguments.as_ref().filter(|_| self.arguments.is_empty()) {
+            self.arguments = arguments.iter().cloned().collect();
+        }
         self.record_reported_settings(&usage.run);
-        let has_new_settings = self.settings.len() + self.reported_settings.len() > known_settings;
+        let has_new_settings = known_settings(self) > settings_before;
         let Some(sample) = &usage.sample else { return has_new_settings };
         self.samples += 1;
         if let Some(last) = last_cycle.filter(|last| self.last_sampled == Some(last.unix_seconds())) {
@@ -301,10 +312,24 @@ impl RunFigures {
 
     /// Returns these settings of labels and environment with those that the program reports, which precede them.
     pub fn settings_over(&self, others: &[(Arc<str>, Arc<str>)]) -> Vec<(Arc<str>, Arc<str>)> {
+        let all: BTreeMap<_, _> = others.iter().cloned().collect();
+        let arguments = self.unknown_arguments(&all);
         let others = others.iter().filter(|(name, _)| !self.reported_settings.contains_key(name)).cloned();
         let reported =
             self.reported_settings.iter().map(|(name, value)| (Arc::clone(name), Arc::clone(value)));
-        others.chain(reported).collect()
+        others.chain(reported).chain(arguments).collect()
+    }
+
+    /// Returns the arguments that neither the program reports nor these settings have, also not by another name.
+    fn unknown_arguments(&self, settings: &BTreeMap<Arc<str>, Arc<str>>) -> BTreeMap<Arc<str>, Arc<str>> {
+        let is_known = |name: &Arc<str>| {
+            let by_name = [settings, &self.reported_settings].iter().any(|known| known.contains_key(name));
+            let find =
+                |known: KnownSetting| known.find(settings).or_else(|| known.find(&self.reported_settings));
+            by_name || KnownSetting::of(name).and_then(find).is_some()
+        };
+        let unknown = self.arguments.iter().filter(|(name, _)| !is_known(name));
+        unknown.map(|(name, value)| (Arc::clone(name), Arc::clone(value))).collect()
     }
 
     /// Records what one process reports: the first one of the lowest rank. A later one may be another program, such as an evaluation.
@@ -568,6 +593,7 @@ impl RunRecord {
     }
 
     fn of_figures(subject: ContainerRef, figures: &RunFigures) -> Self {
+        let arguments = figures.unknown_arguments(&figures.settings);
         let figures = figures.clone();
         let name = || Arc::clone(&subject.identity.name);
         Self {
@@ -576,8 +602,12 @@ impl RunRecord {
                 _ => figures.run,
             },
             group: if figures.group.is_empty() { name() } else { figures.group },
-            // the program knows best what it runs with
-            settings: figures.settings.into_iter().chain(figures.reported_settings).collect(),
+            // the program knows best what it runs with, and its arguments may repeat a default
+            settings: arguments
+                .into_iter()
+                .chain(figures.settings)
+                .chain(figures.reported_settings)
+                .collect(),
             samples: figures.samples,
             observed_seconds: (figures.samples > 0).then_some(figures.observed_seconds),
             last_sampled: figures.last_sampled,

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::catalog::FamilyId;
 use crate::clock::Timestamp;
 use crate::collect::CycleData;
+use crate::parse::process::ArgumentSettings;
 use crate::series::{Label, Row, Series};
 
 /// Maximum number of operations of a container.
@@ -40,6 +41,8 @@ pub struct RunSample {
     pub peaks_forgotten: Option<Timestamp>,
     /// CUDA out-of-memory errors that PyTorch counted.
     pub torch_ooms: Option<f64>,
+    /// Numbers among the arguments of its first trainer, and the start and pid of that.
+    pub arguments: Option<((u64, u32), ArgumentSettings)>,
     /// Settings that one process reports.
     pub settings: BTreeMap<Arc<str>, Arc<str>>,
     /// That process.

@@ -379,3 +379,19 @@ fn first_memory_of_a_gpu_is_stored_at_once() {
     assert!(is_stored(2.0, GIB), "another container may be about to check who holds it");
     assert!(!is_stored(3.0, 2 * GIB));
 }
+
+#[test]
+fn arguments_of_the_trainer_are_settings_that_are_not_known_otherwise() {
+    let mut figures = RunFigures::default();
+    let mut usage = usage(0.0, GIB, GIB);
+    let pair = |(name, value): (&str, &str)| (name.into(), value.into());
+    let arguments = [("batch_size", "32"), ("num_workers", "4"), ("max_length", "512")].map(pair);
+    usage.run.arguments = Some(((1, 7), arguments.into()));
+    usage.run.settings = [("per_device_train_batch_size", "8")].map(pair).into();
+    usage.run.settings_of = Some(ReportingRank { rank: 0, start_ticks: 1, pid: 7 });
+    figures.record(at(0.0), None, &container(&[("num_workers", "2")]), &usage);
+    let found: Vec<_> =
+        record(&figures).settings.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+    assert_eq!(found, ["max_length=512", "num_workers=2", "per_device_train_batch_size=8"]);
+    assert_eq!(figures.settings_over(&[pair(("num_workers", "2"))]).len(), 3);
+}

@@ -55,7 +55,8 @@ fn record_has_what_the_program_reported_without_its_search_for_a_batch_size() {
     let Some(engine) = Engine::shared() else { return };
     let name = unique("searches");
     let host = Host::start_with(&engine, &name, |folder| vec![state_flag(folder)]);
-    let container = host.run(&engine, &name, PROGRAM);
+    let arguments = ["--batch-size", "99", "--num-workers=3", "--token", "12345"];
+    let container = host.run_with(&engine, &name, PROGRAM, &arguments);
     let grow_to = |gib: u64| {
         host.set_gpu_memory(&container, gib * GIB + CONTEXT);
         host.memledger.eventually("its memory", |metrics| {
@@ -93,7 +94,9 @@ fn record_has_what_the_program_reported_without_its_search_for_a_batch_size() {
     assert_eq!(gpu["peak_bytes"], 2 * GIB + CONTEXT, "{record}");
     assert_eq!(gpu["torch_allocated_peak_bytes"], 2 * GIB, "{record}");
     assert_eq!(record["torch_ooms"], 0, "{record}");
-    assert_eq!(record["settings"]["batch_size"], "16", "{record}");
+    // what the program reports precedes its arguments, of which only numbers of a training are kept
+    let settings = serde_json::json!({"batch_size": "16", "num_workers": "3"});
+    assert_eq!(record["settings"], settings, "{record}");
     assert_eq!(record["operations"][0]["operation"], "forward", "{record}");
     let steps = record["steps_per_second"].as_f64().expect("steps");
     let samples = record["samples_per_second"].as_f64().expect("samples");

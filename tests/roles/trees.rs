@@ -28,6 +28,7 @@ fn process(entry: &Value, all: &[Value]) -> Process {
     let words = entry["arguments"].as_array().expect("a list").iter();
     let words: Vec<_> = words.map(|word| word.as_str().expect("text")).collect();
     let meta = ProcessMeta {
+        settings: None,
         comm: entry["comm"].as_str().expect("text").into(),
         ppid: number(entry, "ppid") as u32,
         start_ticks: number(entry, "start_ticks"),

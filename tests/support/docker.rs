@@ -83,8 +83,20 @@ impl Engine {
 
     /// Starts a container that runs `program` with the host's Python, and waits until it prints `ready`.
     pub fn run_python(&self, name: &str, flags: &[&str], program: &str) -> Container {
+        self.run_python_with(name, flags, program, &[])
+    }
+
+    /// The same, with arguments.
+    pub fn run_python_with(
+        &self,
+        name: &str,
+        flags: &[&str],
+        program: &str,
+        arguments: &[&str],
+    ) -> Container {
         let flags = [flags, &["-v", "/usr:/usr:ro"]].concat();
-        let container = self.run(name, &flags, &["/usr/bin/python3", "-u", "-c", program]);
+        let command = [&["/usr/bin/python3", "-u", "-c", program], arguments].concat();
+        let container = self.run(name, &flags, &command);
         eventually("ready", || match container.try_docker(&["logs"]) {
             Ok(log) if log.lines().any(|line| line == "ready") => Ok(()),
             other => Err(format!("{other:?}")),

@@ -1,7 +1,7 @@
 //! The part of the table with exits that no kill explains: signals, errors, and errors of GPU memory.
 
 use memledger::events::FIRST_UNRECORDED_ID;
-use memledger::events::{ContainerRef, CudaOom, Exit, ExitReason, LedgerEvent, Victim};
+use memledger::events::{ContainerRef, CudaOom, Exit, ExitReason, LedgerEvent, OwnGpuProcess, Victim};
 use memledger::explain::{Cause, Confidence};
 
 use super::cases::Case;
@@ -148,6 +148,18 @@ pub fn of_gpu_memory() -> Vec<Case> {
             Cause::CudaOomOtherHolder,
             Confidence::Certain,
             &["Others held 8.0 GiB of that GPU", "end what else is on it: jupyter 8.0 GiB"],
+        ),
+        case(
+            "other ranks on the same GPU",
+            ended_by(CudaOom {
+                tried_bytes: Some(9 * GIB),
+                inactive_split_bytes: Some(0),
+                own_processes: vec![OwnGpuProcess { pid: 4_712, bytes: 8 * GIB }],
+                ..cuda_oom()
+            }),
+            Cause::CudaOomOwnProcesses,
+            Confidence::Certain,
+            &["Other processes of this container held 8.0 GiB", "its own GPU", "pid 4712 8.0 GiB"],
         ),
         case(
             "its own share",

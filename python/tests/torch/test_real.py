@@ -262,6 +262,12 @@ trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(24, 2), batch_size=2
     code, _, err = program.end()
     assert code == 0, err
     assert receiver.wait("step", lambda message: message["n"] == 3)["samples"] == 12
+    settings = receiver.wait("settings")["kv"]
+    wanted = {
+        "transformers": {"per_device_train_batch_size": "2", "gradient_accumulation_steps": "2", "dataloader_num_workers": "0"},
+        "lightning": {"batch_size": 2, "accumulate_grad_batches": 2, "num_workers": 0, "precision": "32-true"},
+    }[package]
+    assert {name: settings.get(name) for name in wanted} == wanted, settings
 
 
 def test_compiled_code_keeps_one_graph():

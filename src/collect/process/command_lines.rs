@@ -13,7 +13,7 @@ use crate::host::ReadError;
 use crate::host::bounds::Bound;
 use crate::host::process::ProcessId;
 use crate::host::read_pool::{PoolConfig, ReadOutcome, ReadPool};
-use crate::parse::process::Command;
+use crate::parse::process::{ArgumentSettings, Command, argument_settings};
 
 /// Maximum wait of a cycle for the command lines of new processes. Later results are used in a later cycle.
 const MAX_WAIT: Duration = Duration::from_millis(20);
@@ -27,10 +27,12 @@ const POOL_CONFIG: PoolConfig = PoolConfig {
 };
 
 /// Classification of a command line; the line itself is not kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandLine {
     /// The kind of program.
     pub command: Command,
+    /// Numbers of a training among its arguments.
+    pub settings: Option<ArgumentSettings>,
     /// Hash of the command line, which a fork shares with its parent.
     pub hash: u64,
     /// Only its beginning was read.
@@ -103,5 +105,7 @@ fn read(proc: &Path, target: ProcessId, buffer: &mut Vec<u8>) -> Result<CommandL
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     let is_truncated = text.len() >= Bound::of(b"cmdline").max_bytes;
-    Ok(CommandLine { command: Command::of(text), hash: hasher.finish(), is_truncated })
+    let command = Command::of(text);
+    let settings = if command.python { argument_settings(text) } else { None };
+    Ok(CommandLine { command, settings, hash: hasher.finish(), is_truncated })
 }

@@ -31,7 +31,7 @@ use crate::discover::{Container, ContainerId, Version};
 use crate::host::bounds::{NEW_PROCESSES, NEW_PROCESSES_OF_CONTAINER, PROCESSES_OF_HOST};
 use crate::host::process::{ProcessId, read_stat};
 use crate::host::{Dir, KernelFile, ReadError};
-use crate::parse::process::{self as parse, Command};
+use crate::parse::process::{self as parse, ArgumentSettings, Command};
 
 /// Minimum and maximum interval between reads of [`ProcessMeta`]. A new process may still call exec or change its name.
 /// The interval doubles after each read, so a late change is seen with a delay in proportion to the process's age.
@@ -51,6 +51,8 @@ pub struct ProcessMeta {
     pub start_ticks: u64,
     /// Kind of its command line; [`Command::NONE`] while that is unknown.
     pub command: Command,
+    /// Numbers of a training among its arguments; `None` if there is none, or while they are unknown.
+    pub settings: Option<ArgumentSettings>,
     /// Hash of the command line, which a fork shares with its parent; `None` while it is unknown.
     pub command_hash: Option<u64>,
     /// True if it ended and its parent has not waited for it: it holds no memory.
@@ -215,11 +217,15 @@ impl ProcessTable {
             let entry = self.known.get_mut(&target.pid);
             let Some(entry) = entry.filter(|entry| entry.target(target.pid) == target) else { continue };
             entry.is_queued = false;
-            if let Some(CommandLine { command, hash, .. }) = line
+            if let Some(CommandLine { command, settings, hash, .. }) = line
                 && (entry.meta.command, entry.meta.command_hash) != (command, Some(hash))
             {
-                let meta =
-                    ProcessMeta { command, command_hash: Some(hash), ..ProcessMeta::clone(&entry.meta) };
+                let meta = ProcessMeta {
+                    command,
+                    settings,
+                    command_hash: Some(hash),
+                    ..ProcessMeta::clone(&entry.meta)
+                };
                 entry.meta = Arc::new(meta);
                 changed.insert(target.pid);
             }
@@ -415,6 +421,7 @@ fn meta(dir: &Dir, before: Option<&ProcessMeta>, buffer: &mut Vec<u8>) -> Result
         ppid: stat.ppid,
         start_ticks: stat.start_ticks,
         command: before.map_or(Command::NONE, |before| before.command),
+        settings: before.and_then(|before| before.settings.clone()),
         command_hash: before.and_then(|before| before.command_hash),
         zombie: stat.has_ended(),
     })

@@ -8,9 +8,9 @@ use std::time::Duration;
 use super::Reconciler;
 use crate::clock::{ClockStep, Timestamp};
 use crate::discover::ContainerId;
-use crate::events::{ContainerRef, CudaOom, GpuHolder, LedgerEvent};
+use crate::events::{ContainerRef, CudaOom, GpuHolder, LedgerEvent, OwnGpuProcess};
 use crate::host::process::ProcessId;
-use crate::ledger::exchange::{GpuUse, GpuUser};
+use crate::ledger::exchange::{GpuProcessUse, GpuUse, GpuUser};
 use crate::ledger::totals::CudaOomSource;
 use crate::reporter::message::normalized_uuid;
 use crate::reporter::ooms::ReportedOom;
@@ -67,6 +67,22 @@ fn source_of(oom: &ReportedOom) -> CudaOomSource {
         Some(_) => CudaOomSource::Reporter,
         None => CudaOomSource::Log,
     }
+}
+
+/// Returns the other processes of the container of an error on its GPU, largest first; none where the process is unknown.
+fn own_processes(gpu: &GpuUse, oom: &ReportedOom) -> Vec<OwnGpuProcess> {
+    let Some(process) = oom.process else { return vec![] };
+    let is_other =
+        |used: &&GpuProcessUse| used.container.as_ref() == Some(&oom.container) && used.id != process;
+    let others = gpu.processes.iter().filter(is_other);
+    let mut others: Vec<_> = others
+        .filter_map(|used| {
+            Some(OwnGpuProcess { pid: used.id.pid, bytes: used.bytes.filter(|bytes| *bytes > 0)? })
+        })
+        .collect();
+    others.sort_by_key(|process| std::cmp::Reverse(process.bytes));
+    others.truncate(MAX_HOLDERS);
+    others
 }
 
 type Settings = Vec<(Arc<str>, Arc<str>)>;
@@ -145,6 +161,7 @@ impl Reconciler {
             holders: gpu
                 .map(|gpu| gpu.holders.iter().take(MAX_HOLDERS).map(holder).collect())
                 .unwrap_or_default(),
+            own_processes: gpu.map_or_else(Vec::new, |gpu| own_processes(gpu, oom)),
             // by the same clock as the error
             holders_at: read_at.map(|read_at| at - oom.at.since(read_at).as_secs_f64()),
             snapshot: message.snapshot.clone().unwrap_or_default(),
@@ -281,7 +298,7 @@ impl CudaOoms {
         let by_uuid = gpus.iter().find(|gpu| Some(&normalized_uuid(&gpu.uuid)) == oom.device.as_ref());
         let found = by_uuid.or_else(|| {
             let is_on = |gpu: &&GpuUse| match &oom.process {
-                Some(process) => gpu.processes.contains(process),
+                Some(process) => gpu.processes.iter().any(|used| used.id == *process),
                 None => gpu.holders.iter().any(|holder| holder.container.as_ref() == Some(&oom.container)),
             };
             let mut on = gpus.iter().filter(is_on);

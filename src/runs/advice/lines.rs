@@ -5,19 +5,16 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::measurement::{
-    BATCH, FailedBatches, PLANNED_SHARE, PRECISION, WORKER_ROLE, gpu_need, has_failed, has_same_gpu,
-    has_same_rest, human, is_measurement, number, settings, was_killed_within,
+    FailedBatches, PLANNED_SHARE, WORKER_ROLE, batch_words, differ_only_in, fullest_gpu, gpu_need,
+    has_failed, has_same_gpu, has_same_rest, has_same_settings, human, is_measurement, number, settings,
+    waiting_gpu, was_killed_within,
 };
 use super::ram_budget::{RamBudgetParts, TrainingSettings};
 use super::ram_capacity::RamCapacity;
 use super::ram_lines::{RamPlan, killed_settings, ram_lines};
 use super::vram_lines::vram_lines;
+use crate::runs::setting_names::KnownSetting;
 use crate::runs::{RunRecord, allocator};
-
-/// A GPU that is busy less than this waits for data.
-const BUSY_GPU: f64 = 0.8;
-/// A worker that uses more of a core than this is busy.
-const BUSY_WORKER: f64 = 0.7;
 
 /// One line of advice.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -65,8 +62,10 @@ pub fn advise(runs: &[RunRecord]) -> Option<Advice> {
     let (mut vram, sizes) = vram_lines(newest, runs, plan.as_ref().and_then(RamPlan::largest_batch));
     let mut lines = ram_lines(newest, runs, plan.as_ref(), sizes.and_then(|sizes| sizes.maximum));
     // a batch that fits into the RAM and the GPU is proposed once
-    if proposes_batch(&lines) {
-        vram.retain(|line| line.is_ok || !proposes_batch(std::slice::from_ref(line)));
+    let proposal = format!("{}=", KnownSetting::Accumulation.word(&newest.settings));
+    let proposes_batch = |line: &AdviceLine| line.text.contains(&proposal);
+    if lines.iter().any(proposes_batch) {
+        vram.retain(|line| line.is_ok || !proposes_batch(line));
     }
     lines.extend(vram);
     lines.extend(unexplained_line(newest, runs));
@@ -77,7 +76,7 @@ pub fn advise(runs: &[RunRecord]) -> Option<Advice> {
     Some(Advice {
         group: Arc::clone(&newest.group),
         run: Arc::clone(&newest.run),
-        batch_size: number(newest, BATCH),
+        batch_size: number(newest, KnownSetting::Batch),
         maximum_batch_size: sizes.and_then(|sizes| sizes.maximum),
         recommended_batch_size: sizes.and_then(|sizes| sizes.recommended),
         safe_batch_size: sizes.and_then(|sizes| sizes.safe),
@@ -86,22 +85,20 @@ pub fn advise(runs: &[RunRecord]) -> Option<Advice> {
     })
 }
 
-fn proposes_batch(lines: &[AdviceLine]) -> bool {
-    lines.iter().any(|line| line.text.contains("BATCH_SIZE=") && line.text.contains("ACCUM="))
-}
-
 /// Returns a line if runs with some batch ended for a reason that is not known, and none with as large a one completed.
 fn unexplained_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
     let alike = runs.iter().filter(|run| has_same_rest(run, newest) && has_same_gpu(run, newest));
     let failed = FailedBatches::of(alike.clone());
     let batch = failed.unexplained.filter(|batch| failed.out_of_memory.is_none_or(|known| *batch < known))?;
-    let from = alike.filter(|run| number(run, BATCH) == Some(batch)).map(|run| Arc::clone(&run.run));
+    let from =
+        alike.filter(|run| number(run, KnownSetting::Batch) == Some(batch)).map(|run| Arc::clone(&run.run));
     Some(AdviceLine {
         topic: "batch",
-        is_ok: false,
+        is_ok: true,
         text: format!(
-            "it is not known why BATCH_SIZE={batch} failed: nothing as large is proposed. If it ran out of GPU memory, memledger sees that \
-             with --container.logs, or if the program reports to it"
+            "it is not known why {}={batch} failed: nothing as large is proposed. If it ran out of GPU memory, memledger sees that with \
+             --container.logs, or if the program reports to it",
+            KnownSetting::Batch.word(&newest.settings)
         ),
         runs: from.collect(),
     })
@@ -154,22 +151,22 @@ pub fn check(runs: &[RunRecord], running: &[RunRecord], now: f64) -> Option<Advi
 
 /// Returns the batch size and the accumulation of the newest run, and what they come to.
 fn batch_item(newest: &RunRecord) -> String {
-    let Some(batch) = number(newest, BATCH) else {
+    let Some(batch) = number(newest, KnownSetting::Batch) else {
         return "the batch size is not known: set BATCH_SIZE, a label memledger.run.batch_size, or settings of memledger.start"
             .to_owned();
     };
     let TrainingSettings { ranks, accumulation, .. } = settings(newest);
     let effective = settings(newest).effective_batch();
-    format!("BATCH_SIZE={batch} ACCUM={accumulation}, {ranks} ranks: an effective batch of {effective}")
-        .replace(", 1 ranks", ", 1 rank")
+    let words = batch_words(newest, batch, accumulation);
+    format!("{words}, {ranks} ranks: an effective batch of {effective}").replace(", 1 ranks", ", 1 rank")
 }
 
 fn workers_item(newest: &RunRecord) -> String {
     let TrainingSettings { ranks, workers, .. } = settings(newest);
+    let word = KnownSetting::Workers.word(&newest.settings);
     match workers {
         0 => "no workers: each rank loads its own data".to_owned(),
-        1 => format!("NUM_WORKERS=1 for each rank, {ranks} in all"),
-        _ => format!("NUM_WORKERS={workers} for each rank, {} in all", workers * ranks),
+        _ => format!("{word}={workers} for each rank, {} in all", workers * ranks),
     }
 }
 
@@ -187,15 +184,9 @@ fn worker_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
     if !is_measurement(newest) {
         return None;
     }
-    let shares: Vec<f64> = newest.gpus.values().filter_map(|gpu| gpu.utilization_mean).collect();
-    let busy = shares.iter().sum::<f64>() / shares.len().max(1) as f64;
+    let busy = waiting_gpu(newest)?;
     let wanted = settings(newest);
     let (workers, cores) = (wanted.workers * wanted.ranks, newest.cpu_mean_cores?);
-    // each rank itself may keep one core busy
-    let of_workers = cores - wanted.ranks as f64;
-    if shares.is_empty() || busy >= BUSY_GPU || workers == 0 || of_workers < BUSY_WORKER * workers as f64 {
-        return None;
-    }
     let waits = format!(
         "the GPU was busy {:.0} % of the time, and {workers} workers and their trainer used {cores:.1} cores",
         100.0 * busy
@@ -217,7 +208,8 @@ fn worker_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
             && !killed_settings(newest, capacity.bytes, runs, wanted.ranks).iter().any(was_killed)
     });
     let text = if fits {
-        format!("{waits}: try NUM_WORKERS={}, which needs about {}", more.workers, human(needs))
+        let word = KnownSetting::Workers.word(&newest.settings);
+        format!("{waits}: try {word}={}, which needs about {}", more.workers, human(needs))
     } else {
         format!("{waits}: more workers may help, but one more may need {}", human(needs))
     };
@@ -226,19 +218,18 @@ fn worker_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
 
 /// Returns what the newest run needed beside runs with another precision that differ in it alone.
 fn precision_lines(newest: &RunRecord, runs: &[RunRecord]) -> Vec<AdviceLine> {
-    let without = |run: &RunRecord| {
-        let mut settings = run.settings.clone();
-        settings.remove(PRECISION);
-        settings
-    };
+    let of = |run: &RunRecord| Some(KnownSetting::Precision.find(&run.settings)?.1.to_owned());
     let measured = |run: &&RunRecord| is_measurement(run);
-    let Some(precision) = newest.settings.get(PRECISION).filter(|_| measured(&newest)) else { return vec![] };
+    let Some(precision) = of(newest).filter(|_| measured(&newest)) else { return vec![] };
     let mut lines = Vec::new();
-    let mut seen = vec![Arc::clone(precision)];
-    let alike = runs.iter().rev().filter(|run| without(run) == without(newest) && has_same_gpu(run, newest));
+    let mut seen = vec![precision.clone()];
+    let alike = runs
+        .iter()
+        .rev()
+        .filter(|run| differ_only_in(KnownSetting::Precision, run, newest) && has_same_gpu(run, newest));
     for run in alike.filter(measured) {
-        let Some(other) = run.settings.get(PRECISION).filter(|other| !seen.contains(other)) else { continue };
-        seen.push(Arc::clone(other));
+        let Some(other) = of(run).filter(|other| !seen.contains(other)) else { continue };
+        seen.push(other.clone());
         let changes = precision_changes(newest, run);
         if changes.is_empty() {
             continue;
@@ -284,9 +275,9 @@ fn allocator_line(newest: &RunRecord) -> Option<AdviceLine> {
         topic: "allocator",
         is_ok: false,
         text: format!(
-            "PyTorch's cache held {} beside the tensors: add expandable_segments:True to {}",
+            "PyTorch's cache held {} beside the tensors: set {}",
             human(most),
-            allocator::variable(setting)
+            allocator::with_expandable_segments(setting)
         ),
         runs: vec![Arc::clone(&newest.run)],
     })
@@ -296,10 +287,14 @@ fn allocator_line(newest: &RunRecord) -> Option<AdviceLine> {
 fn minimum_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
     // without any, the settings are unknown and not equal
     let is_same = |run: &&RunRecord| {
-        run.run == newest.run || !run.settings.is_empty() && run.settings == newest.settings
+        run.run == newest.run || !run.settings.is_empty() && has_same_settings(run, newest)
     };
     let alike: Vec<&RunRecord> = runs.iter().filter(is_same).collect();
     let measured: Vec<_> = alike.iter().filter(|run| is_measurement(run)).collect();
+    // an evaluation with the settings of a training needs less
+    let has_trained = |run: &RunRecord| run.steps_per_second.is_some_and(|steps| steps > 0.0);
+    let do_train = measured.iter().any(|run| has_trained(run));
+    let measured: Vec<_> = measured.into_iter().filter(|run| !do_train || has_trained(run)).collect();
     let ram = measured.iter().filter_map(|run| run.unreclaimable_peak_bytes).max();
     let ram = ram.map(|bytes| bytes as f64 / PLANNED_SHARE);
     let gpus =
@@ -321,11 +316,17 @@ fn minimum_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
         count => format!("{count} GPUs of {} each", human(bytes)),
     });
     let words: Vec<_> = [ram, vram].into_iter().flatten().collect();
+    let elsewhere = measured.iter().filter(|run| !has_same_gpu(run, newest));
+    let elsewhere = elsewhere.filter_map(|run| fullest_gpu(run)).map(|(_, total)| total).fold(0.0, f64::max);
+    let elsewhere = match elsewhere {
+        0.0 => String::new(),
+        total => format!(", measured on a GPU of {} too", human(total)),
+    };
     (!words.is_empty()).then(|| AdviceLine {
         topic: "minimum",
         is_ok: true,
         text: format!(
-            "these settings fit into {}: the highest measured peak and a twentieth to spare",
+            "these settings fit into {}: the highest measured peak and a twentieth to spare{elsewhere}",
             words.join(" and ")
         ),
         runs: measured.iter().map(|run| Arc::clone(&run.run)).collect(),

@@ -1,20 +1,23 @@
 //! What a record is worth for advice: whether its peaks are a measurement, and which settings it has.
 
+use std::collections::BTreeSet;
+
 use super::ram_budget::TrainingSettings;
 use super::ram_capacity::RamCapacity;
 use crate::events::ExitReason;
 use crate::runs::hit_limit::{HitLimit, LimitPosition};
+use crate::runs::setting_names::{self, KnownSetting};
 use crate::runs::{GpuPeak, RunRecord, setting_number};
 pub use crate::series::human_bytes as human;
 
 /// Share of what there is that a run may plan to use: samples miss the moments between them (decision 31).
 pub const PLANNED_SHARE: f64 = 0.95;
-/// Names of settings.
-pub const BATCH: &str = "batch_size";
-pub const ACCUMULATION: &str = "accum";
-pub const WORKERS: &str = "num_workers";
-pub const DEVICES: &str = "num_devices";
-pub const PRECISION: &str = "precision";
+/// A GPU that is busy less than this waits for data.
+const BUSY_GPU: f64 = 0.8;
+/// A worker that uses more of a core than this is busy.
+const BUSY_WORKER: f64 = 0.7;
+/// A GPU with a larger share of its memory in use has nothing left for an allocation that fails.
+const FULL_SHARE: f64 = 0.9;
 /// Role of the workers, and of the first process of each rank.
 pub const WORKER_ROLE: &str = "dataloader_worker";
 pub const TRAINER_ROLE: &str = "trainer";
@@ -25,23 +28,33 @@ const UNOBSERVED_SHARE: f64 = 0.2;
 /// Exit statuses of a program that was asked to end, by SIGHUP, SIGINT, SIGQUIT or SIGTERM: a pod's runtime does not report who did.
 const STOP_STATUSES: [i64; 4] = [129, 130, 131, 143];
 
-/// Returns true if a run had CUDA out-of-memory errors, also if it survived them, as far as PyTorch or its log reported them: its
-/// settings need more than its peak.
+/// Returns true if a run ended by a CUDA out-of-memory error: its settings need more than its peak.
 pub fn has_failed(run: &RunRecord) -> bool {
-    let has = |ooms: Option<u64>| ooms.is_some_and(|ooms| ooms > 0);
-    has(run.torch_ooms) || has(run.cuda_ooms_in_log) || run.exit_reason == Some(ExitReason::CudaOom)
+    run.exit_reason == Some(ExitReason::CudaOom)
 }
 
-/// Returns true if a run had such errors and no later one of these runs completed with a larger batch: then others had held the GPU.
+/// Returns how many CUDA out-of-memory errors a run survived. They say nothing about its settings: cuDNN tries algorithms until one
+/// fits, and trainers search a batch size by such errors.
+pub fn survived_errors(run: &RunRecord) -> u64 {
+    let errors = run.torch_ooms.max(run.cuda_ooms_in_log).unwrap_or(0);
+    errors.saturating_sub(u64::from(has_failed(run)))
+}
+
+/// Returns true if a run had errors on a GPU that was full: it would have taken more, so its peak is no measurement.
+fn was_at_the_limit(run: &RunRecord) -> bool {
+    survived_errors(run) > 0 && fullest_gpu(run).is_none_or(|(peak, total)| peak >= FULL_SHARE * total)
+}
+
+/// Returns true if a run ended by such an error and none of these runs completed with a larger batch, or later with the same: then others
+/// had held the GPU.
 pub fn has_lasting_failure<'a>(failed: &RunRecord, mut runs: impl Iterator<Item = &'a RunRecord>) -> bool {
-    let is_more = |run: &RunRecord| {
-        let is_completed = run.exit_reason == Some(ExitReason::Completed) && !has_failed(run);
-        is_completed
-            && failed.ended.is_some()
-            && run.ended > failed.ended
-            && number(run, BATCH) > number(failed, BATCH)
+    let batch = |run: &RunRecord| number(run, KnownSetting::Batch);
+    let is_proof = |run: &RunRecord| {
+        let is_larger = batch(run) > batch(failed);
+        let is_later = batch(run) == batch(failed) && failed.ended.is_some() && run.ended > failed.ended;
+        run.exit_reason == Some(ExitReason::Completed) && batch(failed).is_some() && (is_larger || is_later)
     };
-    has_failed(failed) && !runs.any(is_more)
+    has_failed(failed) && !runs.any(is_proof)
 }
 
 /// Returns true if a process of the run was killed because memory was exhausted.
@@ -72,24 +85,23 @@ pub fn was_killed_within(run: &RunRecord, bytes: f64) -> bool {
 /// The smallest batches of runs that did not complete for a reason that a larger batch shares.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FailedBatches {
-    /// Of runs with CUDA out-of-memory errors, where no later run with a larger batch completed: others may have held the GPU.
+    /// Of runs that ended by a CUDA out-of-memory error, where no run with a larger batch completed: others may have held the GPU.
     pub out_of_memory: Option<u64>,
     /// Of runs that ended with an error or a signal of which the cause is not known, where no run with as large a batch completed: it may
-    /// have been such an error.
+    /// have been such an error. Not of programs that report: they report those.
     pub unexplained: Option<u64>,
 }
 
 impl FailedBatches {
     /// Returns those of these runs, which differ only in what a budget varies.
     pub fn of<'a>(runs: impl Iterator<Item = &'a RunRecord> + Clone) -> Self {
-        let batch = |run: &RunRecord| number(run, BATCH);
-        let is_completed =
-            |run: &&RunRecord| run.exit_reason == Some(ExitReason::Completed) && !has_failed(run);
+        let batch = |run: &RunRecord| number(run, KnownSetting::Batch);
+        let is_completed = |run: &&RunRecord| run.exit_reason == Some(ExitReason::Completed);
         let completed = runs.clone().filter(is_completed).filter_map(batch).max();
         let is_unexplained = |run: &&RunRecord| {
             matches!(run.exit_reason, Some(ExitReason::Error | ExitReason::Signal))
                 && !run.exit_code.is_some_and(|code| STOP_STATUSES.contains(&code))
-                && !has_failed(run)
+                && run.torch_ooms.is_none()
                 && run.oom_kills == 0
         };
         let unexplained = runs.clone().filter(is_unexplained).filter_map(batch);
@@ -117,7 +129,7 @@ pub fn has_same_gpu(one: &RunRecord, other: &RunRecord) -> bool {
 
 /// Returns true if the peaks of a run are what its settings need, of RAM and of GPU memory.
 pub fn is_measurement(run: &RunRecord) -> bool {
-    is_ram_measurement(run) && !has_failed(run)
+    is_ram_measurement(run) && !was_at_the_limit(run)
 }
 
 /// Returns true if the peak of a run's RAM is what its settings need: it completed, nothing was killed for its memory, and it was sampled
@@ -132,26 +144,54 @@ pub fn is_ram_measurement(run: &RunRecord) -> bool {
         })
 }
 
-/// Returns true if two runs have the same settings but for the batch size and the workers, and as many GPUs if both have used them.
+/// Settings of which the batch has two.
+const OF_BATCH: [KnownSetting; 2] = [KnownSetting::Batch, KnownSetting::Accumulation];
+
+/// Returns true if two runs have the same settings but for the batch size and the workers, as far as memory depends on them, and as many
+/// GPUs if both have used them.
 pub fn has_same_rest(one: &RunRecord, other: &RunRecord) -> bool {
-    let varies = |name: &str| [BATCH, ACCUMULATION, WORKERS].contains(&name);
-    has_same_but(one, other, varies)
+    let [batch, accumulation] = OF_BATCH;
+    has_same_but(one, other, &[batch, accumulation, KnownSetting::Workers])
 }
 
-/// Returns true if two runs have the same known settings but for the batch size, and as many GPUs if both have used them.
+/// Returns true if two runs have the same known settings but for the batch size, as far as memory depends on them, and as many GPUs if both
+/// have used them.
 pub fn differ_only_in_batch(one: &RunRecord, other: &RunRecord) -> bool {
-    has_same_but(one, other, |name| [BATCH, ACCUMULATION].contains(&name))
+    has_same_but(one, other, &OF_BATCH)
 }
 
-fn has_same_but(one: &RunRecord, other: &RunRecord, varies: impl Fn(&str) -> bool) -> bool {
-    let rest = |run: &RunRecord| {
-        let mut settings = run.settings.clone();
-        settings.retain(|name, _| !varies(name));
-        settings
-    };
+/// Returns true if two runs have the same settings, as far as memory depends on them.
+pub fn has_same_settings(one: &RunRecord, other: &RunRecord) -> bool {
+    differing(one, other, &[]).is_empty()
+}
+
+/// Returns true if two runs differ in this setting alone, as far as memory depends on them.
+pub fn differ_only_in(setting: KnownSetting, one: &RunRecord, other: &RunRecord) -> bool {
+    differing(one, other, &[setting]).is_empty()
+}
+
+/// Returns the settings beside the batch in which runs differ that memory depends on, each once, by name.
+pub fn differing_beside_batch<'a>(
+    newest: &RunRecord,
+    runs: impl Iterator<Item = &'a RunRecord>,
+) -> BTreeSet<String> {
+    runs.flat_map(|run| differing(run, newest, &OF_BATCH)).collect()
+}
+
+fn has_same_but(one: &RunRecord, other: &RunRecord, varies: &[KnownSetting]) -> bool {
     // one that ended before it used a GPU has none
     let gpus = [one.gpus.len(), other.gpus.len()];
-    rest(one) == rest(other) && (gpus.contains(&0) || gpus[0] == gpus[1])
+    differing(one, other, varies).is_empty() && (gpus.contains(&0) || gpus[0] == gpus[1])
+}
+
+/// Returns the settings that two runs do not share, but for these, as far as memory depends on them.
+fn differing(one: &RunRecord, other: &RunRecord, varies: &[KnownSetting]) -> BTreeSet<String> {
+    let [one, other] = [one, other].map(|run| setting_names::of_memory(&run.settings));
+    let names = one.keys().chain(other.keys()).filter(|name| one.get(*name) != other.get(*name));
+    names
+        .filter(|name| KnownSetting::of(name).is_none_or(|known| !varies.contains(&known)))
+        .cloned()
+        .collect()
 }
 
 /// Returns the settings that a budget of RAM depends on. Ranks and workers that are no setting are counted: GPUs, and processes.
@@ -162,18 +202,37 @@ pub fn settings(run: &RunRecord) -> TrainingSettings {
 /// Returns the same, where the run may have ended before it used its GPUs: then it has as many `ranks` as others.
 pub fn settings_with(run: &RunRecord, ranks: u64) -> TrainingSettings {
     let used = Some(run.gpus.len() as u64).filter(|gpus| *gpus > 0).unwrap_or(ranks);
-    let ranks = number(run, DEVICES).filter(|ranks| *ranks > 0).unwrap_or(used);
-    let workers = number(run, WORKERS).unwrap_or_else(|| {
+    let ranks = number(run, KnownSetting::Devices).filter(|ranks| *ranks > 0).unwrap_or(used);
+    let workers = number(run, KnownSetting::Workers).unwrap_or_else(|| {
         let workers = run.roles.get(WORKER_ROLE).map_or(0, |role| role.processes);
         u64::from(workers) / ranks
     });
-    let batch = number(run, BATCH).unwrap_or(1).max(1);
-    TrainingSettings { ranks, workers, batch, accumulation: number(run, ACCUMULATION).unwrap_or(1).max(1) }
+    let batch = number(run, KnownSetting::Batch).unwrap_or(1).max(1);
+    let accumulation = number(run, KnownSetting::Accumulation).unwrap_or(1).max(1);
+    TrainingSettings { ranks, workers, batch, accumulation }
 }
 
 /// Returns a setting that is a number of reasonable size.
-pub fn number(run: &RunRecord, name: &str) -> Option<u64> {
-    setting_number(run.settings.get(name)?)
+pub fn number(run: &RunRecord, setting: KnownSetting) -> Option<u64> {
+    setting_number(setting.find(&run.settings)?.1)
+}
+
+/// Returns what to set in the next run, in the words of this one: `BATCH_SIZE=16 ACCUM=4`.
+pub fn batch_words(run: &RunRecord, batch: u64, accumulation: u64) -> String {
+    let word = |setting: KnownSetting| setting.word(&run.settings);
+    format!("{}={batch} {}={accumulation}", word(KnownSetting::Batch), word(KnownSetting::Accumulation))
+}
+
+/// Returns the share of time in which the GPUs of a run were busy, if they waited for data: its workers were busy all the time.
+pub fn waiting_gpu(run: &RunRecord) -> Option<f64> {
+    let shares: Vec<f64> = run.gpus.values().filter_map(|gpu| gpu.utilization_mean).collect();
+    let busy = shares.iter().sum::<f64>() / shares.len().max(1) as f64;
+    let TrainingSettings { ranks, workers, .. } = settings(run);
+    let workers = workers * ranks;
+    // each rank itself may keep one core busy
+    let of_workers = run.cpu_mean_cores? - ranks as f64;
+    let waits = !shares.is_empty() && busy < BUSY_GPU && workers > 0;
+    (waits && of_workers >= BUSY_WORKER * workers as f64).then_some(busy)
 }
 
 /// Returns the most memory that a run held on one GPU: by the driver, else what PyTorch had reserved.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::lines::AdviceLine;
 use super::measurement::{
-    BATCH, FailedBatches, PLANNED_SHARE, TRAINER_ROLE, WORKER_ROLE, differ_only_in_batch, has_same_gpu,
+    FailedBatches, PLANNED_SHARE, TRAINER_ROLE, WORKER_ROLE, batch_words, differ_only_in_batch, has_same_gpu,
     has_same_rest, human, is_ram_measurement, number, settings, settings_with, was_killed, was_killed_within,
 };
 use super::ram_budget::{RamBudgetParts, RamModel, TrainingSettings};
@@ -12,6 +12,7 @@ use super::ram_capacity::RamCapacity;
 use crate::events::ExitReason;
 use crate::runs::RunRecord;
 use crate::runs::hit_limit::LimitPosition;
+use crate::runs::setting_names::KnownSetting;
 
 /// No batch beyond this many times the largest that completed is proposed.
 const MAX_EXTRAPOLATION: u64 = 2;
@@ -227,10 +228,10 @@ fn proposal_lines(
     let proposal = |fits: &TrainingSettings| {
         let mut changes = Vec::new();
         if fits.workers != wanted.workers {
-            changes.push(format!("NUM_WORKERS={}", fits.workers));
+            changes.push(format!("{}={}", KnownSetting::Workers.word(&newest.settings), fits.workers));
         }
         if fits.batch != wanted.batch {
-            changes.push(format!("BATCH_SIZE={} ACCUM={}", fits.batch, fits.accumulation));
+            changes.push(batch_words(newest, fits.batch, fits.accumulation));
         }
         let needs = human(model.needs(fits));
         line(false, format!("{} needs about {needs} of {}", changes.join(" "), capacity.text()), from.clone())
@@ -279,9 +280,11 @@ fn ram_budget(newest: &RunRecord, runs: &[RunRecord]) -> Option<RamBudget> {
     alike.retain(|run| settings(run).workers == used.workers);
     let points: Vec<(f64, f64)> = alike
         .iter()
-        .filter_map(|run| Some((number(run, BATCH)? as f64, run.unreclaimable_peak_bytes? as f64)))
+        .filter_map(|run| {
+            Some((number(run, KnownSetting::Batch)? as f64, run.unreclaimable_peak_bytes? as f64))
+        })
         .collect();
-    let largest_batch = alike.iter().filter_map(|run| number(run, BATCH)).max();
+    let largest_batch = alike.iter().filter_map(|run| number(run, KnownSetting::Batch)).max();
     let sample = slope(&points).filter(|slope| *slope > 0.0).map(|slope| slope / used.ranks as f64);
     let worker = worker_bytes(reference, peak, &used);
     if sample.is_none() && worker.is_none() {

@@ -2,8 +2,8 @@
 
 use super::story::{KILLED, Story, id};
 use crate::discover::EventKind;
-use crate::events::{CudaOom, ExitReason, GpuHolder, LedgerEvent};
-use crate::ledger::exchange::{GpuUse, GpuUser};
+use crate::events::{CudaOom, ExitReason, GpuHolder, LedgerEvent, OwnGpuProcess};
+use crate::ledger::exchange::{GpuProcessUse, GpuUse, GpuUser};
 use crate::reporter::message::OomMessage;
 use crate::reporter::ooms::ReportedOom;
 
@@ -126,7 +126,13 @@ fn event_has_its_run_its_gpu_and_who_held_it() {
             index: "1".into(),
             uuid: "GPU-B".into(),
             holders: vec![user('b', 30), user('a', 10)],
-            ..GpuUse::default()
+            processes: [(PROCESS.pid, 'a', 3), (71, 'a', 2), (72, 'a', 5), (73, 'b', 30)]
+                .map(|(pid, letter, bytes)| GpuProcessUse {
+                    id: crate::host::process::ProcessId { pid, ..PROCESS },
+                    container: Some(id(letter)),
+                    bytes: Some(bytes),
+                })
+                .into(),
         },
     ];
     story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
@@ -135,6 +141,8 @@ fn event_has_its_run_its_gpu_and_who_held_it() {
     let [event] = events(&story)[..] else { panic!("one event: {:?}", events(&story)) };
     assert_eq!((&*event.gpu, &*event.gpu_uuid, event.rank), ("1", "GPU-B", Some(1)));
     assert_eq!(event.holders, [holder("b", false, 30), holder("a", true, 10)]);
+    let others = [(72, 5), (71, 2)].map(|(pid, bytes)| OwnGpuProcess { pid, bytes });
+    assert_eq!(event.own_processes, others);
     assert_eq!(event.uncaught, Some(true));
     assert_eq!((event.tried_bytes, event.free_bytes, event.total_bytes), (Some(20), Some(2), None));
     assert_eq!(&*event.subject.identity.name, "a");
@@ -237,7 +245,7 @@ fn gpu_is_found_by_its_process_only_where_one_is_possible() {
     let gpu = |index: &str, uuid: &str| GpuUse {
         index: index.into(),
         uuid: uuid.into(),
-        processes: vec![PROCESS],
+        processes: vec![GpuProcessUse { id: PROCESS, container: Some(id('a')), bytes: None }],
         ..GpuUse::default()
     };
     // ROCm's own UUIDs are not the driver's

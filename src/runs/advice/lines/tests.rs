@@ -1,6 +1,6 @@
 use super::*;
 use crate::events::ExitReason;
-use crate::runs::advice::measurement::{ACCUMULATION, DEVICES, WORKERS};
+
 use crate::runs::{GpuPeak, RolePeak};
 
 const MIB: u64 = 1 << 20;
@@ -140,7 +140,7 @@ fn settings_that_were_killed_after_they_completed_have_no_minimum() {
     newest.cpu_mean_cores = Some(2.9);
     newest.roles.extend([worker(2, 120, 100)]);
     let mut failed = run("c", &settings, 600, Some(4000));
-    failed.torch_ooms = Some(1);
+    failed.exit_reason = Some(ExitReason::CudaOom);
     for newest in [newest, failed] {
         let advice = advise(&[completed.clone(), newest]).unwrap();
         assert!(texts(&advice, "minimum").is_empty() && texts(&advice, "workers").is_empty(), "{advice:?}");
@@ -166,7 +166,8 @@ fn kill_at_a_lower_limit_excludes_no_proposal() {
 fn settings_of_any_size_take_no_time() {
     let huge = u32::MAX.to_string();
     for value in [huge.as_str(), "65536", "-1", "1e9", ""] {
-        let settings = [(BATCH, value), (ACCUMULATION, value), (WORKERS, value), (DEVICES, value)];
+        let settings =
+            [("batch_size", value), ("accum", value), ("num_workers", value), ("num_devices", value)];
         let mut runs = vec![run("a", &settings, 960, None)];
         runs[0].roles.extend([worker(4, 10, 10)]);
         assert!(advise(&runs).is_some());
@@ -200,12 +201,12 @@ fn batch_that_died_is_replaced_by_a_smaller_one_and_accumulation() {
         .map(|(batch, vram)| run(&batch.to_string(), &[("batch_size", &batch.to_string())], 500, Some(*vram)))
         .collect();
     let mut died = run("256", &[("batch_size", "256")], 500, Some(11_000));
-    (died.exit_reason, died.torch_ooms) = (Some(ExitReason::Error), Some(1));
+    (died.exit_reason, died.torch_ooms) = (Some(ExitReason::CudaOom), Some(1));
     runs.push(died);
     let advice = advise(&runs).unwrap();
     assert_eq!((advice.maximum_batch_size, advice.batch_size), (Some(128), Some(256)));
     let lines = texts(&advice, "vram");
-    assert_eq!(lines[0], "it had a CUDA out-of-memory error: see `memledger why`");
+    assert_eq!(lines[0], "it ended by a CUDA out-of-memory error: see `memledger why`");
     assert_eq!(lines[1], "highest sample 10.7 GiB of 11.2 GiB (96 %)");
     assert_eq!(lines[3], "BATCH_SIZE=128 ACCUM=2 keeps the effective batch of 256");
     let mut with = |batch: &str| {
@@ -301,7 +302,8 @@ fn size_that_failed_by_its_log_or_for_its_ram_is_not_proposed() {
     survived.cuda_ooms_in_log = Some(1);
     let mut at_once = with(256, 500, None);
     at_once.exit_reason = Some(ExitReason::CudaOom);
-    for failed in [logged, survived, at_once] {
+    assert_eq!(maximum(survived).0, Some(256), "it completed");
+    for failed in [logged, at_once] {
         let (size, text) = maximum(failed);
         assert!(size == Some(128) && text.contains("at most 128 (a larger one ran out of memory)"), "{text}");
     }
@@ -314,8 +316,8 @@ fn size_that_failed_by_its_log_or_for_its_ram_is_not_proposed() {
     early.ended = Some(3.0);
     assert_eq!(
         advise(&[all[1..].to_vec(), vec![early]].concat()).unwrap().maximum_batch_size,
-        Some(8),
-        "the newest counts"
+        Some(256),
+        "an earlier one proves as much"
     );
     // what is held outside of PyTorch needs room too
     let beside = |run: &RunRecord| {
@@ -463,7 +465,7 @@ fn memory_that_does_not_grow_with_the_batch_is_said() {
 fn failure_on_a_smaller_gpu_does_not_hide_the_minimum() {
     let settings = [("batch_size", "8")];
     let mut failed = run("a", &settings, 500, Some(11_000));
-    failed.torch_ooms = Some(1);
+    (failed.exit_reason, failed.ended) = (Some(ExitReason::CudaOom), Some(2.0));
     let mut completed = run("b", &settings, 500, Some(16_000));
     completed.gpus.get_mut("GPU-a").unwrap().total_bytes = Some(24_000_000_000);
     let runs = [failed.clone(), completed.clone()];
@@ -481,4 +483,94 @@ fn checklist_lists_what_is_in_order() {
     assert!(texts(&advice, "allocator")[0].contains("is not set, and nothing measured"));
     let advice = check(&[run("a", &[], 500, None)], &[], 2.0).unwrap();
     assert!(texts(&advice, "batch")[0].starts_with("the batch size is not known"));
+}
+
+/// Completed runs with these batches, each with the settings that `name` and `rest` give.
+fn completed(
+    batches: &[u64],
+    name: &str,
+    rest: &dyn Fn(u64) -> Vec<(&'static str, String)>,
+) -> Vec<RunRecord> {
+    let of = |(place, batch): (usize, &u64)| {
+        let (value, rest) = (batch.to_string(), rest(*batch));
+        let others = rest.iter().map(|(name, value)| (*name, value.as_str()));
+        let settings: Vec<_> = std::iter::once((name, value.as_str())).chain(others).collect();
+        RunRecord { ended: Some(place as f64), ..run(&value, &settings, 500, Some(800 + 10 * batch)) }
+    };
+    batches.iter().enumerate().map(of).collect()
+}
+
+#[test]
+fn survived_error_far_below_the_limit_is_no_failed_batch() {
+    let mut runs = completed(&[64, 32, 128, 256, 16], "batch_size", &|_| vec![]);
+    runs[4].torch_ooms = Some(1);
+    let advice = advise(&runs).unwrap();
+    assert!(advice.lines.iter().all(|line| line.is_ok), "{advice:?}");
+    assert!(texts(&advice, "vram")[0].starts_with("it survived a CUDA out-of-memory error"), "{advice:?}");
+    assert_eq!(advice.maximum_batch_size, Some(512));
+}
+
+#[test]
+fn answers_have_the_words_of_the_program() {
+    let trainer = |_| vec![("gradient_accumulation_steps", "2".to_owned())];
+    for (name, wanted) in [
+        ("batch_size", "BATCH_SIZE=256 gradient_accumulation_steps=4 keeps the effective batch of 1024"),
+        (
+            "per_device_train_batch_size",
+            "per_device_train_batch_size=256 gradient_accumulation_steps=4 keeps the effective batch of 1024",
+        ),
+    ] {
+        let mut runs = completed(&[32, 64, 128, 512], name, &trainer);
+        runs[3].exit_reason = Some(ExitReason::CudaOom);
+        let advice = advise(&runs).unwrap();
+        assert_eq!((advice.batch_size, texts(&advice, "vram").last().unwrap().as_str()), (Some(512), wanted));
+    }
+}
+
+#[test]
+fn settings_that_take_no_memory_do_not_separate_runs() {
+    let scaled = |batch: u64| {
+        vec![
+            ("lr", format!("{}e-5", batch)),
+            ("seed", batch.to_string()),
+            ("run_name", format!("run-{batch}")),
+        ]
+    };
+    assert_eq!(
+        advise(&completed(&[16, 32, 64, 128], "batch_size", &scaled)).unwrap().maximum_batch_size,
+        Some(256)
+    );
+    // one that does is named
+    let longer = |batch: u64| vec![("seq_len", (batch * 8).to_string())];
+    let advice = advise(&completed(&[16, 32, 64, 128], "batch_size", &longer)).unwrap();
+    let text = texts(&advice, "vram").last().unwrap().clone();
+    assert!(text.ends_with("; runs with another seq_len do not count"), "{text}");
+}
+
+#[test]
+fn crash_of_a_program_that_reports_is_no_mystery() {
+    let mut runs = completed(&[16, 64], "batch_size", &|_| vec![]);
+    runs[1].exit_reason = Some(ExitReason::Error);
+    assert_eq!(texts(&advise(&runs).unwrap(), "batch").len(), 1);
+    runs[1].torch_ooms = Some(0);
+    assert!(texts(&advise(&runs).unwrap(), "batch").is_empty());
+}
+
+#[test]
+fn minimum_is_that_of_runs_that_trained() {
+    let settings = [("batch_size", "8")];
+    let evaluation = run("b", &settings, 200, Some(4000));
+    let training = RunRecord { steps_per_second: Some(2.0), ..run("a", &settings, 500, Some(10_000)) };
+    let text = texts(&advise(&[training, evaluation]).unwrap(), "minimum")[0].clone();
+    assert!(text.starts_with("these settings fit into 526.3 MiB of RAM and a GPU of 10.3 GiB"), "{text}");
+}
+
+#[test]
+fn no_larger_batch_is_proposed_where_the_gpu_waits() {
+    let mut runs = completed(&[16, 32, 64, 128, 16], "batch_size", &|_| vec![("num_workers", "2".into())]);
+    let newest = runs.last_mut().unwrap();
+    newest.gpus.values_mut().for_each(|gpu| gpu.utilization_mean = Some(0.2));
+    newest.cpu_mean_cores = Some(2.9);
+    let lines = texts(&advise(&runs).unwrap(), "vram");
+    assert!(lines.last().unwrap().ends_with("so a larger batch is not faster"), "{lines:?}");
 }
