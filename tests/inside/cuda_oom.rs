@@ -144,6 +144,12 @@ raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 5.00 Gi
 "#;
     let container = host.run(&engine, &name, &program(fragmented));
     host.set_gpu_memory(&container, 10 * GIB + 300 * MIB);
+    // a program that ends while it still connects is not known
+    host.memledger.eventually("its memory", |metrics| {
+        metrics
+            .try_value("memledger_container_torch_reserved_bytes", &[of(&name)[0], ("rank", "0")])
+            .map(drop)
+    });
     container.docker(&["kill", "-s", "USR1"]);
     assert_eq!(exit_of(&host.memledger, &name).0, "cuda_oom");
     let (_, text) = host.memledger.get(&format!("/api/v1/containers/{name}/why"));

@@ -141,7 +141,10 @@ pub fn check(runs: &[RunRecord], running: &[RunRecord], now: f64) -> Option<Advi
                 let oldest = fresh.iter().filter_map(|run| run.last_sampled).fold(now, f64::min);
                 format!("GPU {uuid}{total}: no container that runs held memory {:.0} s ago", now - oldest)
             }
-            words => format!("GPU {uuid}{total} is held by {}", words.join("; ")),
+            words => format!(
+                "GPU {uuid}{total} is held by {}: end that first, or take another GPU",
+                words.join("; ")
+            ),
         };
         let from = holders.iter().map(|(run, _)| Arc::clone(&run.run)).collect();
         advice.lines.push(AdviceLine { topic: "gpu", is_ok: words.is_empty(), text, runs: from });

@@ -374,7 +374,7 @@ fn check_names_who_holds_the_gpu_while_that_is_known() {
     let lines = |running: &[RunRecord], now: f64| {
         texts(&check(std::slice::from_ref(&newest), running, now).unwrap(), "gpu")
     };
-    let held = "GPU GPU-a of 11.2 GiB is held by neighbour with 1.0 GiB, 5 s ago";
+    let held = "GPU GPU-a of 11.2 GiB is held by neighbour with 1.0 GiB, 5 s ago: end that first, or take another GPU";
     assert_eq!(lines(std::slice::from_ref(&other), 100.0), [held]);
     assert!(lines(std::slice::from_ref(&other), 1000.0).is_empty(), "memledger does not run");
     other.gpus.clear();
