@@ -50,7 +50,7 @@ def never_raises(
 ) -> Callable[[Function], Function]:
     """Makes a function return ``default()``, or None, where it would raise, and warns once of wrong arguments.
 
-    ``warns``: of every error, for a function whose result a person reads. ``is_public``: also where torch.compile traces the call.
+    ``warns``: of every error, for a function that prints its result. ``is_public``: also where torch.compile traces the call.
     Only ``Exception`` is swallowed: KeyboardInterrupt and SystemExit belong to the program.
     """
 

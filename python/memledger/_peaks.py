@@ -65,13 +65,13 @@ class Peaks:
     """The peaks of this process."""
 
     def __init__(self) -> None:
-        #: Operations without a peak, because another one ran at the same time on the same device.
-        self.overlapping = 0
         self._is_watching = False
         self.reset()
 
     def reset(self) -> None:
         """Forgets all, as in a forked child, where torch's counters begin at 0."""
+        #: Operations without a peak, because another one ran at the same time on the same device.
+        self.overlapping = 0
         # reentrant: a signal handler of the program may track too
         self._lock = threading.RLock()
         self._open: List[Interval] = []
@@ -186,7 +186,7 @@ class Peaks:
         getattr(reset, ORIGINAL, reset)(index)
 
     def _read(self, original: Callable[..., Any], index: int, *rest: Any) -> Any:
-        """Reads statistics for the program, whose peaks did not begin again."""
+        """Reads statistics for the program, with the peaks from before ``track`` reset them."""
         found = original(index, *rest)
         try:
             for path, peak in self._hidden.get(index, {}).items():

@@ -95,7 +95,7 @@ def _allocator_settings() -> Dict[str, str]:
         while len(",".join(options)) > MAX_NAME:
             options.pop()
         if options:
-            found[name.lower()] = ",".join(options)
+            found[name.lower()] = _setting(",".join(options))
     return found
 
 

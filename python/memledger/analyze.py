@@ -280,6 +280,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--batch-size", type=int, default=1, help="what this batch size needs (default: 1)")
     parser.add_argument("--auto-batch-size", action="store_true", help="search the largest batch size")
     options = parser.parse_args(arguments)
+    if options.auto_batch_size and options.target is None:
+        parser.error("--auto-batch-size needs MODULE:FUNCTION")
     print_gpu_info(every_gpu=True)
     if options.target is None:
         return 0
@@ -293,7 +295,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        print(f"Largest batch size on {device} (measured): {auto_select_batch_size(model, device, 1, sample)}")
+        try:
+            size = auto_select_batch_size(model, device, 1, sample)
+        except ValueError as error:  # nothing grows with the batch
+            print(f"{options.target}: {error}", file=sys.stderr)
+            return 1
+        print(f"Largest batch size on {device} (measured): {size}")
     return 0
 
 

@@ -124,7 +124,7 @@ raise RuntimeError("CUDA error: out of memory")
 
 
 def test_torch_without_the_question_whether_it_traces_changes_nothing(receiver, run):
-    """As torch 2.1 and 2.2, whose ``torch.compiler`` has less."""
+    """As torch 2.1 and 2.2: their ``torch.compiler`` has less."""
     text = """
 import memledger, torch, types
 torch.compiler = types.SimpleNamespace()

@@ -294,3 +294,15 @@ def test_torchs_own_class_is_an_out_of_memory_error_whatever_it_says():
     kind = type("OutOfMemoryError", (RuntimeError,), {})
     error = kind("Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated : 9.43 GiB")  # cudaMallocAsync
     assert _cuda_oom.is_cuda_oom(error) and not _cuda_oom.is_cuda_oom(RuntimeError("out of range"))
+
+
+@pytest.mark.parametrize("target, says", [("nothing", "expected MODULE:FUNCTION"), ("no_such_module:make", "No module named")])
+def test_wrong_target_of_analyze_is_an_error_that_says_why(capsys, target, says):
+    assert analyze.main([target]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_search_without_a_model_is_an_error(capsys):
+    with pytest.raises(SystemExit):
+        analyze.main(["--auto-batch-size"])
+    assert "needs MODULE:FUNCTION" in capsys.readouterr().err

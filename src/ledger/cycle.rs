@@ -21,6 +21,7 @@ use crate::gpu::GpuDevice;
 use crate::gpu_state::peaks::GpuPeaks;
 use crate::gpu_state::xid_dedup::XidDedup;
 use crate::gpu_state::xids::{ReportedXid, XidCounts};
+use crate::reporter::reports::Reports;
 use crate::runs::peaks::RunPeaksTable;
 use crate::series::Series;
 
@@ -125,34 +126,18 @@ impl Ledger {
             usage.run = sample;
         }
         if let Some(reports) = &cycle_data.reports {
-            let numbers: HashMap<_, _> =
-                (0_usize..).zip(running).map(|(number, of)| (&of.id, number)).collect();
-            for (id, process) in &reports.processes {
-                let Some(number) = numbers.get(&process.container) else { continue };
-                let run = &mut containers[*number].run;
-                let forgotten = reports.containers.get(&process.container).and_then(|of| of.peaks_forgotten);
-                run.peaks_forgotten = run.peaks_forgotten.max(forgotten);
-                let reporting =
-                    ReportingRank { rank: process.rank, start_ticks: id.start_ticks, pid: id.pid };
-                if !process.settings.is_empty() && run.settings_of.is_none_or(|other| reporting < other) {
-                    (run.settings, run.settings_of) = (process.settings.clone(), Some(reporting));
-                }
-            }
+            add_reports(&mut containers, running, reports);
         }
         let all = (0..running.len()).flat_map(|number| cycle_data.processes.of(number));
         for (process, attributed) in std::iter::zip(all, &attribution.processes) {
-            if let Some(settings) =
-                process.meta.settings.as_ref().filter(|_| attributed.role == Role::Trainer)
-            {
-                let (run, age) = (
-                    &mut containers[attributed.container as usize].run,
+            let usage = &mut containers[attributed.container as usize];
+            if attributed.role == Role::Trainer {
+                usage.run.add_arguments(
                     (process.meta.start_ticks, attributed.pid),
+                    process.meta.settings.as_ref(),
                 );
-                if run.arguments.as_ref().is_none_or(|(first, _)| age < *first) {
-                    run.arguments = Some((age, Arc::clone(settings)));
-                }
             }
-            containers[attributed.container as usize].processes.push(ProcessUsage {
+            usage.processes.push(ProcessUsage {
                 pid: attributed.pid,
                 ppid: process.meta.ppid,
                 comm: Arc::clone(&attributed.comm),
@@ -172,6 +157,21 @@ impl Ledger {
             host_memory: host_memory(series),
             gpus: gpu_uses(context, cycle_data, attribution),
         });
+    }
+}
+
+/// Adds what programs reported from inside to the usage of their containers.
+fn add_reports(containers: &mut [ContainerUsage], running: &[Arc<Container>], reports: &Reports) {
+    let numbers: HashMap<_, _> = (0_usize..).zip(running).map(|(number, of)| (&of.id, number)).collect();
+    for (id, process) in &reports.processes {
+        let Some(number) = numbers.get(&process.container) else { continue };
+        let run = &mut containers[*number].run;
+        let forgotten = reports.containers.get(&process.container).and_then(|of| of.peaks_forgotten);
+        run.peaks_forgotten = run.peaks_forgotten.max(forgotten);
+        let reporting = ReportingRank { rank: process.rank, start_ticks: id.start_ticks, pid: id.pid };
+        if !process.settings.is_empty() && run.settings_of.is_none_or(|other| reporting < other) {
+            (run.settings, run.settings_of) = (process.settings.clone(), Some(reporting));
+        }
     }
 }
 

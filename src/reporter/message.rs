@@ -70,7 +70,7 @@ pub struct Hello {
 pub struct Sample {
     /// Messages that the client could not send since it started.
     pub lost: u64,
-    /// Operations whose peak is not known since it started, because another one ran at the same time on the same device.
+    /// Operations without a peak since it started: another one ran at the same time on the same device.
     pub overlapping: u64,
     /// Memory on each device.
     pub devices: Vec<TorchMemory>,

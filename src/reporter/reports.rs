@@ -118,7 +118,7 @@ struct ProcessTotals {
 pub struct SampleGrowth {
     /// Messages that the process lost since the sample before.
     pub lost: u64,
-    /// Operations whose peak is not known.
+    /// Operations without a peak.
     pub overlapping: u64,
 }
 

@@ -8,7 +8,7 @@ use crate::clock::Timestamp;
 
 impl RunFigures {
     /// Records GPU memory. What was recorded before the end of a search for a batch size is not that of the settings, and is dropped
-    /// with its errors; so is this cycle, whose reading may be older than that end.
+    /// with its errors. The GPU memory of this cycle is dropped too: the driver may have been read before that end.
     pub(super) fn record_gpus(&mut self, last_cycle: Option<Timestamp>, usage: &ContainerUsage) {
         let run = &usage.run;
         let torch_ooms = run.torch_ooms.map(|count| count as u64);

@@ -5,6 +5,7 @@
 
 pub mod allocator;
 mod gpu_figures;
+mod run_settings;
 mod measures;
 pub mod advice;
 pub mod hit_limit;
@@ -28,8 +29,7 @@ use crate::events::{ContainerRef, Exit, ExitReason};
 use crate::runs::hit_limit::HitLimit;
 use measures::{Growth, Mean};
 use peaks::StoredPeaks;
-use sample::{MAX_OPERATIONS, OperationSample, ReportingRank, RunGpuSample, RunSample};
-use setting_names::KnownSetting;
+use sample::{MAX_OPERATIONS, OperationSample, ReportingRank, RunGpuSample};
 use usage::ContainerUsage;
 use usage_history::by_role;
 
@@ -207,10 +207,6 @@ impl RunFigures {
         container: &Container,
         usage: &ContainerUsage,
     ) -> bool {
-        let known_settings = |figures: &Self| {
-            figures.settings.len() + figures.arguments.len() + figures.reported_settings.len()
-        };
-        let settings_before = known_settings(self);
         // without its runtime a container has its id for a name, and no settings
         // and a run id without a start, until its processes are read
         let is_named = *container.identity.name != *container.id.short();
@@ -220,15 +216,7 @@ impl RunFigures {
         if is_named || !self.run.contains('-') {
             self.run = Arc::clone(&usage.run_id);
         }
-        for (name, value) in &container.settings {
-            // the settings of a run cannot change; those of a container are unknown until its runtime answers
-            self.settings.entry(Arc::clone(name)).or_insert_with(|| Arc::clone(value));
-        }
-        if let Some((_, arguments)) = usage.run.arguments.as_ref().filter(|_| self.arguments.is_empty()) {
-            self.arguments = arguments.iter().cloned().collect();
-        }
-        self.record_reported_settings(&usage.run);
-        let has_new_settings = known_settings(self) > settings_before;
+        let has_new_settings = self.record_settings(container, &usage.run);
         let Some(sample) = &usage.sample else { return has_new_settings };
         self.samples += 1;
         if let Some(last) = last_cycle.filter(|last| self.last_sampled == Some(last.unix_seconds())) {
@@ -308,44 +296,6 @@ impl RunFigures {
     /// Counts CUDA out-of-memory errors in the container's log.
     pub fn count_logged_cuda_ooms(&mut self, errors: u64) {
         self.cuda_ooms_in_log = self.cuda_ooms_in_log.saturating_add(errors);
-    }
-
-    /// Returns these settings of labels and environment with those that the program reports, which precede them.
-    pub fn settings_over(&self, others: &[(Arc<str>, Arc<str>)]) -> Vec<(Arc<str>, Arc<str>)> {
-        let all: BTreeMap<_, _> = others.iter().cloned().collect();
-        let arguments = self.unknown_arguments(&all);
-        let others = others.iter().filter(|(name, _)| !self.reported_settings.contains_key(name)).cloned();
-        let reported =
-            self.reported_settings.iter().map(|(name, value)| (Arc::clone(name), Arc::clone(value)));
-        others.chain(reported).chain(arguments).collect()
-    }
-
-    /// Returns the arguments that neither the program reports nor these settings have, also not by another name.
-    fn unknown_arguments(&self, settings: &BTreeMap<Arc<str>, Arc<str>>) -> BTreeMap<Arc<str>, Arc<str>> {
-        let is_known = |name: &Arc<str>| {
-            let by_name = [settings, &self.reported_settings].iter().any(|known| known.contains_key(name));
-            let find =
-                |known: KnownSetting| known.find(settings).or_else(|| known.find(&self.reported_settings));
-            by_name || KnownSetting::of(name).and_then(find).is_some()
-        };
-        let unknown = self.arguments.iter().filter(|(name, _)| !is_known(name));
-        unknown.map(|(name, value)| (Arc::clone(name), Arc::clone(value))).collect()
-    }
-
-    /// Records what one process reports: the first one of the lowest rank. A later one may be another program, such as an evaluation.
-    fn record_reported_settings(&mut self, run: &RunSample) {
-        let Some(process) = run.settings_of else { return };
-        if self.reported_by.is_some_and(|known| known < process) {
-            return;
-        }
-        if self.reported_by.replace(process) != Some(process) {
-            self.reported_settings.clear();
-        }
-        for (name, value) in run.settings.iter().filter(|(name, _)| ***name != *GROUP_SETTING) {
-            if self.reported_settings.len() < MAX_SETTINGS || self.reported_settings.contains_key(name) {
-                self.reported_settings.insert(Arc::clone(name), Arc::clone(value));
-            }
-        }
     }
 
     fn record_roles(&mut self, usage: &ContainerUsage) {

@@ -53,6 +53,17 @@ pub struct RunSample {
     pub operations: BTreeMap<(Arc<str>, Arc<str>), OperationSample>,
 }
 
+impl RunSample {
+    /// Adds the numbers among the arguments of a trainer, with its start and pid: those of the first one count.
+    pub fn add_arguments(&mut self, age: (u64, u32), settings: Option<&ArgumentSettings>) {
+        if let Some(settings) = settings
+            && self.arguments.as_ref().is_none_or(|(first, _)| age < *first)
+        {
+            self.arguments = Some((age, Arc::clone(settings)));
+        }
+    }
+}
+
 /// The values of one container on one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RunGpuSample {

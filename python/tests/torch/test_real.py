@@ -298,3 +298,21 @@ def test_functions_that_are_wrapped_exist():
         (torch.cuda.memory.CUDAPluggableAllocator.__init__, "_cuda_customAllocator"),
     ):
         assert name in function.__code__.co_names
+
+
+def test_analyze_measures_the_model_of_a_module(run, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\nlayers = [torch.nn.Linear(1000, 1000), torch.nn.ReLU(), torch.nn.Linear(1000, 1000)]\n"
+        "def make():\n    return torch.nn.Sequential(*layers), lambda size: torch.zeros(size, 1000)\n"
+        "def frozen():\n    return layers[0].requires_grad_(False), lambda size: torch.zeros(size, 1000)\n"
+    )
+
+    def analyze(target):
+        arguments = ("-m", "memledger.analyze", target, "--auto-batch-size", "--batch-size")
+        return run("8", path=(ROOT,), arguments=arguments).end()
+
+    code, out, err = analyze("mine:make")
+    assert code == 0, err
+    assert "Memory of the model with batch size 8" in out and "Largest batch size on cpu (measured)" in out
+    code, _, err = analyze("mine:frozen")
+    assert code == 1 and err.startswith("mine:frozen: the model keeps no activations"), err
