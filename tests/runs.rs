@@ -281,8 +281,7 @@ fn is_memory_usage(report: &Value) {
             are_numbers(entry) && entry["component"].is_string() && entry["operation"].is_string(),
             "{entry}"
         );
-        let timestamp = entry["timestamp"].as_str().expect("text");
-        assert!(timestamp.parse::<jiff::Timestamp>().is_ok() && timestamp.ends_with("+00:00"), "{timestamp}");
+        assert!(entry["timestamp"].as_f64().expect("seconds") > 1e9, "{entry}");
     }
 }
 

@@ -9,6 +9,7 @@ from memledger._cleanup import clean, cleaner, is_capturing, raise_on_sigterm
 from memledger._cuda_oom import mark_operation, operations
 from memledger._guard import never_raises, warn_once
 from memledger._peaks import peaks
+from memledger._records import Sink, sinks
 from memledger._reporter import Pair, reporter, valid_name
 
 peaks.watch()
@@ -36,7 +37,7 @@ def start(settings: Optional[Mapping[str, Any]] = None) -> None:
 
 @never_raises(is_public=True)
 def stop() -> None:
-    """Sends what is left and stops reporting: at once, or after two seconds where the machine is too busy. Only ``start`` begins again."""
+    """Sends what is left and stops reporting, also to functions of ``on_record``: at once, or after two seconds where the machine is too busy. Only ``start`` begins again."""
     reporter.stop()
 
 
@@ -155,6 +156,8 @@ def peak() -> Dict[str, int]:
 def save_report(path: str = "memory_usage.json") -> bool:
     """Writes what ``track`` recorded, with the peaks of the process, as JSON. Returns whether the file was written."""
     devices = peaks.of_process()
+    if _torch.initialized() is None:
+        devices = []  # what is on no GPU takes none
     reporter.records.add_peaks(
         _host.peak_rss_bytes(), _torch.total(devices, "alloc_peak"), _torch.total(devices, "res_peak")
     )
@@ -200,6 +203,21 @@ def install_shutdown() -> None:
     as it is. SIGINT raises KeyboardInterrupt as always. A program that waits in a call outside Python ends only after that call.
     """
     raise_on_sigterm()
+
+
+@never_raises(is_public=True)
+def on_record(function: Sink) -> Sink:
+    """Hands each record of ``track``, and a sample of the process each second, to a function, as a dict, until ``stop``.
+
+    It has the keys of ``memory_usage.json``, in MB (2**20 bytes), and ``step``, the training steps so far; samples have the component
+    ``process`` and the operation ``sample``, and come from a thread of memledger's. Also where memledger does not run. Only one call is made
+    at a time: ``track`` waits for a slow function. Its errors are counted, and do not reach the program. A function of the same name takes
+    the place of the earlier one. Not in forked children and in workers of a DataLoader, and nothing of a search for a batch size. May be
+    used as a decorator.
+    """
+    sinks.add(function)
+    reporter.start_sampling()
+    return function
 
 
 def load_ipython_extension(ipython: Any) -> None:

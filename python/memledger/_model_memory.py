@@ -1,12 +1,20 @@
 """The memory of a model by part: counted to the byte where that is possible, measured where not, and never guessed silently."""
 
+import dataclasses
 import random
 import sys
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, NamedTuple, Optional, Tuple
 
-#: Makes the inputs of a batch: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+#: Makes the inputs of a batch: a tensor, a tuple of positional arguments, a dict of keyword arguments, or a ``Call`` with both.
 Sample = Callable[[int], Any]
+
+
+class Call(NamedTuple):
+    """The arguments of a model."""
+
+    arguments: Tuple[Any, ...]
+    named: Dict[str, Any]
 
 
 class ModelMemory(NamedTuple):
@@ -37,6 +45,8 @@ def tensors_in(value: Any) -> Iterable[Any]:
     """Returns the tensors in nested dicts, lists and tuples."""
     if isinstance(value, dict):
         value = list(value.values())
+    elif dataclasses.is_dataclass(value):
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
     if isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_in(item)
@@ -61,8 +71,19 @@ def of_model(model: Any, optimizer: Any = None) -> ModelMemory:
     )
 
 
+def bytes_on(device: Any, model: Any, optimizer: Any = None) -> int:
+    """Returns the bytes that a model, its gradients and its optimizer have on a device now."""
+    found = [*model.parameters(), *model.buffers()]
+    found += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    if optimizer is not None:
+        found += tensors_in([dict(entry) for entry in optimizer.state.values()])
+    return sum(tensor_bytes(tensor) for tensor in found if tensor.device == device)
+
+
 def call(model: Any, inputs: Any) -> Any:
     """Calls a model with the inputs that a ``sample`` returned."""
+    if isinstance(inputs, Call):
+        return model(*inputs.arguments, **inputs.named)
     if isinstance(inputs, dict):
         return model(**inputs)
     if isinstance(inputs, tuple):
@@ -72,6 +93,8 @@ def call(model: Any, inputs: Any) -> Any:
 
 def moved(inputs: Any, device: Any) -> Any:
     """Returns the inputs of a batch on a device."""
+    if isinstance(inputs, Call):
+        return Call(*(moved(part, device) for part in inputs))
     if isinstance(inputs, dict):
         return {key: moved(value, device) for key, value in inputs.items()}
     if isinstance(inputs, tuple):
@@ -85,15 +108,16 @@ def moved(inputs: Any, device: Any) -> Any:
 def unchanged(model: Any, device: Any = None) -> Iterator[None]:
     """Lets code run or move a model, without gradients of before, and then restores what that changed.
 
-    Those are its devices, buffers (such as the statistics of BatchNorm) and gradients, and the states of the random number
+    Those are its devices, mode, buffers (such as the statistics of BatchNorm) and gradients, and the states of the random number
     generators of torch, Python and numpy. ``device`` is a further one that the code uses.
     """
     import torch
 
-    parameters = [(each, each.device, each.grad) for each in model.parameters()]
+    parameters = [(each, each.data, each.grad) for each in model.parameters()]
+    modes = [(module, module.training) for module in model.modules()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     values = [(each, each.detach().clone()) for _, of_module in buffers for each in of_module.values() if each is not None]
-    devices = {where for _, where, _ in parameters} | ({torch.device(device)} if device is not None else set())
+    devices = {data.device for _, data, _ in parameters} | ({torch.device(device)} if device is not None else set())
     gpus = {each.index or 0 for each in devices if each.type == "cuda"}
     numpy = sys.modules.get("numpy")
     states = random.getstate(), numpy.random.get_state() if numpy is not None else None
@@ -103,64 +127,18 @@ def unchanged(model: Any, device: Any = None) -> Iterator[None]:
         with torch.random.fork_rng(devices=sorted(gpus)), torch.enable_grad():
             yield
     finally:
+        for parameter, data, gradient in parameters:
+            parameter.grad = None  # on the other device
+            parameter.data = data
+            parameter.grad = gradient
         random.setstate(states[0])
         if numpy is not None:
             numpy.random.set_state(states[1])
+        for module, is_training in modes:
+            module.training = is_training
         for module, of_module in buffers:
             module._buffers.update(of_module)
         with torch.no_grad():
             for buffer, value in values:
-                buffer.copy_(value)
-        for parameter, where, gradient in parameters:
-            parameter.grad = None  # on the other device
-            parameter.data = parameter.data.to(where)
-            parameter.grad = gradient
-
-
-def _storage(tensor: Any) -> Any:
-    return tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()  # before torch 2.0
-
-
-def activation_bytes(model: Any, inputs: Any) -> int:
-    """Runs the model forward and returns the bytes that autograd keeps for the backward pass.
-
-    Each storage counts once; parameters, which exist anyway, and the inputs do not count. What an operation needs for a moment
-    is not in it. The model changes as by any step: see ``unchanged``.
-    """
-    import torch
-
-    first = next(model.parameters(), None)
-    if first is not None:
-        inputs = moved(inputs, first.device)
-    known: Set[int] = {_storage(parameter).data_ptr() for parameter in model.parameters()}
-    known.update(_storage(buffer).data_ptr() for buffer in model.buffers())
-    known.update(_storage(tensor).data_ptr() for tensor in tensors_in(inputs))
-    kept: List[Any] = []  # so that no address is used again meanwhile
-    sizes: Dict[int, int] = {}
-
-    def pack(tensor: Any) -> Any:
-        storage = _storage(tensor)
-        if storage.data_ptr() not in known:
-            sizes[storage.data_ptr()] = storage.nbytes()
-            kept.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        outputs = call(model, inputs)
-    del outputs
-    return sum(sizes.values())
-
-
-def measure_activations(
-    model: Any, sample: Sample, batch_sizes: Tuple[int, int], mixed_precision: bool = False
-) -> Tuple[int, int]:
-    """Returns the bytes of activations per sample and those that do not grow with the batch, by two measurements.
-
-    With ``mixed_precision`` half of what was measured is the estimate. The model stays as it is.
-    """
-    small, large = batch_sizes
-    with unchanged(model):
-        first, second = (activation_bytes(model, sample(size)) for size in batch_sizes)
-    each = max(0, -(-(second - first) // (large - small)))
-    constant = max(0, first - each * small)
-    return (-(-each // 2), -(-constant // 2)) if mixed_precision else (each, constant)
+                if not torch.equal(buffer, value):  # one that is expanded cannot be written, nor changed
+                    buffer.copy_(value)

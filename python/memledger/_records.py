@@ -1,16 +1,16 @@
 """Memory by component and operation, kept in the process, and the file ``memory_usage.json``.
 
-MB is 2**20 bytes in that file, as in the programs that it comes from. An amount that is unknown is null: without a GPU all
-amounts of GPU memory are.
+MB is 2**20 bytes in that file, as in the programs that it comes from. An amount that is unknown is null. Before the program uses a GPU
+those of GPU memory are 0.
 """
 
 import json
 import os
 import threading
-import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from memledger import _host
+from memledger._guard import record_error, warn_once
 
 #: Records in the file: fewer than there were, from the first to the newest. The peaks are those of all records.
 MAX_RECORDS = 10_000
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class Record(NamedTuple):
-    """Memory at one point of the program, in bytes. GPU memory is the sum over all devices of the process."""
+    """Memory at one point of the program, in bytes. GPU memory is the sum over all devices of the process; None: unknown."""
 
     component: str
     operation: str
@@ -84,11 +84,7 @@ class Records:
             newest = [self._newest] if self._newest is not None and self._newest not in self._kept[-1:] else []
             records = self._kept + newest
         for record in records:
-            seconds, micros = divmod(round(1e6 * record.timestamp), 1_000_000)
-            at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06}+00:00"
-            entry = {"component": record.component, "operation": record.operation, "timestamp": at}
-            entry.update(_amounts(record))  # type: ignore[arg-type]
-            log.append(entry)
+            log.append(as_entry(record))
         keys = ("cpu_ram_used_mb", "gpu_ram_used_mb", "gpu_ram_peak_mb", "reserved_gpu_ram_mb")
         return {"detailed_log": log, "peak_usage": {key: self._peaks.get(key) for key in keys}}
 
@@ -97,6 +93,68 @@ class Records:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         with _host.whole_file(path) as part, open(part, "w", encoding="utf-8") as file:
             json.dump(self.as_dict(), file, indent=2)
+
+
+def as_entry(record: Record) -> Dict[str, Any]:
+    """Returns a record as it stands in ``memory_usage.json``."""
+    named = {"component": record.component, "operation": record.operation, "timestamp": record.timestamp}
+    return {**named, **_amounts(record)}
+
+
+Sink = Callable[[Dict[str, Any]], Any]
+
+
+def _name(function: Sink) -> Any:
+    """Returns what tells a function from others: one that a notebook defines again takes the place of the older."""
+    name = getattr(function, "__qualname__", None)
+    return function if name is None or "<lambda>" in name else (getattr(function, "__module__", None), name)
+
+
+class Sinks:
+    """Functions of the program that get each record, one call at a time."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all functions, as in a forked child."""
+        self._functions: Dict[Any, Sink] = {}
+        self._lock = threading.RLock()
+        self._is_busy = False  # what a function itself tracks is handed to none
+
+    def add(self, function: Sink) -> None:
+        """Hands each record to a function from now on."""
+        if not callable(function):
+            raise TypeError(f"{function!r} is no function")
+        self._functions = {**self._functions, _name(function): function}
+
+    def is_empty(self) -> bool:
+        """Returns whether there is no function."""
+        return not self._functions
+
+    def emit(self, record: Record, steps: int) -> None:
+        """Calls each function. Its errors are counted, and the first is a warning."""
+        if not self._functions:
+            return
+        with self._lock:
+            if not self._is_busy:
+                self._is_busy = True
+                try:
+                    self._call_each(record, steps)
+                finally:
+                    self._is_busy = False
+
+    def _call_each(self, record: Record, steps: int) -> None:
+        for function in self._functions.values():
+            try:
+                function({**as_entry(record), "step": steps})
+            except Exception as error:
+                record_error()
+                warn_once("sink", f"a function of on_record failed: {type(error).__name__}: {error}")
+
+
+#: The sinks of this process.
+sinks = Sinks()
 
 
 def _amounts(record: Record) -> Dict[str, Optional[float]]:

@@ -20,7 +20,7 @@ from memledger._connection import Connection, directory
 from memledger._cuda_oom import CudaOoms, operations
 from memledger._guard import never_raises, record_error, warn_once
 from memledger._peaks import peaks
-from memledger._records import Record, Records
+from memledger._records import Record, Records, sinks
 from memledger._version import __version__
 
 #: Seconds between two samples until memledger asks for another interval, and the limits of what it may ask for.
@@ -48,6 +48,9 @@ LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI
 NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:-")
 
 Pair = Tuple[str, str]
+
+#: Component and operation of what the thread samples, for sinks.
+SAMPLE: Pair = ("process", "sample")
 
 
 def valid_name(value: Any) -> str:
@@ -145,6 +148,7 @@ class Reporter:
         self._connection = Connection()
         self._stopping = threading.Event()
         self._thread: Optional[threading.Thread] = None
+        self._sampling: Optional[threading.Event] = None  # set to end it
         self._pending: "collections.OrderedDict[Pair, Dict[str, Any]]" = collections.OrderedDict()
         # the newest error, with its time, and how many before it were not sent
         self._pending_oom: Optional[Tuple[float, Dict[str, Any]]] = None
@@ -171,6 +175,7 @@ class Reporter:
         peaks.reset()
         _torch.forget_devices()
         cleaner.reset()
+        sinks.reset()
         restore_sigterm()
         _guard.swallowed = 0
         self._clear()
@@ -201,9 +206,28 @@ class Reporter:
         if self._thread is None and not self._is_stopped and not _torch.is_being_spawned():
             self.start()
 
+    def start_sampling(self) -> None:
+        """Starts the thread that samples for the sinks, once. It is not the other one, which gets no signals: a sink may start processes."""
+        if self._sampling is None and not _torch.in_dataloader_worker() and not _torch.is_being_spawned():
+            self._sampling = stopping = threading.Event()
+            threading.Thread(target=self._sample_for_sinks, args=(stopping,), name="memledger-sinks", daemon=True).start()
+
+    def _sample_for_sinks(self, stopping: threading.Event) -> None:
+        while not stopping.wait(INTERVAL_SECONDS):
+            try:
+                if self._searches == 0 and not _torch.in_dataloader_worker():
+                    devices = peaks.of_process()
+                    sinks.emit(self._memory_now(SAMPLE, devices, _torch.total(devices, "alloc_peak")), self._steps)
+            except Exception:
+                record_error()
+
     def stop(self) -> None:
-        """Sends what is left and ends the connection."""
+        """Sends what is left and ends the connection, and forgets the sinks."""
         self._is_stopped = True
+        if self._sampling is not None:
+            self._sampling.set()
+            self._sampling = None
+        sinks.reset()
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -244,19 +268,27 @@ class Reporter:
 
         ``devices`` have an ``alloc_peak`` where it is that of the operation; ``peak`` is that of all for the report file, in bytes.
         """
-        rss = _host.rss_bytes()
-        allocated, reserved = _torch.total(devices, "alloc"), _torch.total(devices, "res")
-        self.records.add(Record(*pair, time.time(), rss, allocated, peak, reserved))
+        record = self._memory_now(pair, devices, peak)
+        self.records.add(record)
         if self._searches > 0:
             return
+        if not _torch.in_dataloader_worker():
+            sinks.emit(record, self._steps)
         keys = ("i", "alloc", "res", "alloc_peak")
         short = [{key: device[key] for key in keys if key in device} for device in devices or []]
-        message = {"t": "operation", "component": pair[0], "operation": pair[1], "rss": rss, "dev": short}
+        message = {"t": "operation", "component": pair[0], "operation": pair[1], "rss": record.rss, "dev": short}
         with self._count_lock:
             self._pending[pair] = message
             if len(self._pending) > MAX_PENDING_OPERATIONS:
                 self._pending.popitem(last=False)
                 self._connection.lost += 1
+
+    @staticmethod
+    def _memory_now(pair: Pair, devices: Optional[List[_torch.Device]], peak: Optional[int]) -> Record:
+        amounts = (_torch.total(devices, "alloc"), peak, _torch.total(devices, "res"))
+        if _torch.initialized() is None:
+            amounts = (0, 0, 0)  # what is on no GPU takes none, as torch says too
+        return Record(*pair, time.time(), _host.rss_bytes(), *amounts)
 
     def begin_search(self) -> None:
         """Begins a search for a batch size; its failures and steps are not those of the training."""

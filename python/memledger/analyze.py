@@ -1,40 +1,36 @@
 """Facts about GPUs, and what a batch size needs: ``python -m memledger.analyze [MODULE:FUNCTION]``.
 
-Every amount says what it is: *measured* (counted or observed), *estimated* (computed from a rule) or *unknown*. Activations are
-measured with ``sample``, a function that makes the inputs for a batch size; without it they are unknown. MB is 2**20 and GB is
-2**30 bytes.
+What a training takes is measured on the GPU, by steps with small batches that leave the model as it was; without a GPU it is
+estimated on the CPU, and the text says so. MB is 2**20 and GB is 2**30 bytes.
 """
 
 import argparse
+import contextlib
 import importlib
+import json
 import os
 import sys
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
-from memledger import _model_memory, _torch
+from memledger import _inputs, _model_memory, _nvml, _torch
 from memledger._api import batch_search
 from memledger._cuda_oom import is_cuda_oom
-from memledger._guard import never_raises, record_error
+from memledger._guard import never_raises, record_error, warn_once
 from memledger._model_memory import Sample
 from memledger._peaks import peaks
-from memledger._records import MIB
-
-GIB = 1 << 30
-#: Share of the GPU's memory that a training should use at most; the rest is for the CUDA context, fragmentation and peaks.
-SAFETY_MARGIN = 0.7
-#: Shares of that memory.
-RECOMMENDED_SHARE = 0.6
-SAFE_SHARE = 0.4
-#: The search for a batch size ends here.
-MAX_BATCH_SIZE = 1 << 16
-
-
-#: Why nothing is said about batch sizes.
-NO_ACTIVATIONS = (
-    "the model keeps no activations that grow with the batch: its parameters are frozen, or it checkpoints them. Measure on the GPU with"
-    " auto_select_batch_size"
+from memledger._report import GIB, SAFETY_MARGIN, Report, print_report, gpu_budget
+from memledger._training_memory import (
+    MAX_BATCH_SIZE,
+    PROBE_SIZES,
+    Loss,
+    TrainingMemory,
+    EstimateError,
+    estimate_on_cpu,
+    fit,
+    precision_of,
+    steps_on_gpu,
+    trainable,
 )
-
 
 def _cuda() -> Optional[Any]:
     """Returns torch if it has a GPU. The facts of a GPU need CUDA to be initialised, but no context on it."""
@@ -49,53 +45,59 @@ def _cuda() -> Optional[Any]:
         return None
 
 
-@never_raises(default=lambda: {"gpu_count": 0, "gpus": []}, warns=True)
-def get_gpu_info(every_gpu: bool = False) -> Dict[str, Any]:
-    """Returns ``gpu_count`` and, for each of ``gpus``, its facts.
+@never_raises(default=list, warns=True)
+def get_gpu_info() -> List[Dict[str, Any]]:
+    """Returns the facts of each GPU.
 
-    ``name``, ``total_memory_gb``, ``used_memory_gb``, ``free_memory_gb``, ``compute_capability`` and ``multiprocessors``. Used and free
-    memory are None for GPUs that this process does not use: to read them makes a context there, of some hundred megabytes.
-    ``every_gpu`` reads them nevertheless.
+    ``index``, ``name``, ``total_memory_gb``, ``used_memory_gb``, ``free_memory_gb``, ``compute_capability`` and ``multiprocessors``. Used
+    memory is that of all processes, as the driver counts it, so that no context is made; None where the driver does not say, and
+    before torch 2.5.
     """
     torch = _cuda()
+    if torch is None:
+        return []
+    every = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    uuids = [str(getattr(properties, "uuid", "")) for properties in every]
+    memory = _nvml.memory_of(uuids)
     in_use = {device["i"] for device in _torch.devices() or []}
     gpus: List[Dict[str, Any]] = []
-    for index in range(torch.cuda.device_count() if torch is not None else 0):
-        assert torch is not None
-        properties = torch.cuda.get_device_properties(index)
-        total, free = properties.total_memory, None
-        if every_gpu or index in in_use:
+    for index, properties in enumerate(every):
+        of_driver, used, free = memory.get(uuids[index]), None, None
+        total = properties.total_memory
+        if of_driver is not None:
+            total, used, free = of_driver
+        elif index in in_use:
             free, total = torch.cuda.mem_get_info(index)
+            used = total - free
         gpus.append(
             {
                 "index": index,
                 "name": properties.name,
                 "total_memory_gb": total / GIB,
-                "used_memory_gb": None if free is None else (total - free) / GIB,
+                "used_memory_gb": None if used is None else used / GIB,
                 "free_memory_gb": None if free is None else free / GIB,
                 "compute_capability": f"{properties.major}.{properties.minor}",
                 "multiprocessors": properties.multi_processor_count,
             }
         )
-    return {"gpu_count": len(gpus), "gpus": gpus}
+    return gpus
 
 
 @never_raises(warns=True)
-def print_gpu_info(every_gpu: bool = False) -> None:
+def print_gpu_info() -> None:
     """Prints the facts of each GPU; see ``get_gpu_info``."""
+    gpus = get_gpu_info()
+    print(f"GPUs: {len(gpus)}")
+    for gpu in gpus:
+        _print_gpu(gpu)
 
-    def amount(value: Optional[float]) -> str:
-        return "unknown" if value is None else f"{value:.2f} GB"
 
-    info = get_gpu_info(every_gpu)
-    print(f"GPUs: {info['gpu_count']}")
-    for gpu in info["gpus"]:
-        print(f"  GPU {gpu['index']}: {gpu['name']}")
-        print(
-            f"    memory (measured): {gpu['total_memory_gb']:.2f} GB total,"
-            f" {amount(gpu['used_memory_gb'])} used, {amount(gpu['free_memory_gb'])} free"
-        )
-        print(f"    compute capability {gpu['compute_capability']}, {gpu['multiprocessors']} multiprocessors")
+def _print_gpu(gpu: Dict[str, Any]) -> None:
+    total, used = gpu["total_memory_gb"], gpu["used_memory_gb"]
+    state = "used: unknown" if used is None else f"{used:.2f} GB used ({used / total:.0%}), {gpu['free_memory_gb']:.2f} GB free"
+    print(f"  GPU {gpu['index']}: {gpu['name']}")
+    print(f"    memory: {total:.2f} GB total, {state}")
+    print(f"    compute capability {gpu['compute_capability']}, {gpu['multiprocessors']} multiprocessors")
 
 
 @never_raises(default=dict, warns=True)
@@ -118,190 +120,262 @@ def monitor_gpu_memory(device_id: int = 0, reset: bool = False) -> Dict[str, flo
     return result
 
 
-def _power_of_two(number: float) -> int:
-    """Returns the largest power of two that is not larger; 0 below 1."""
-    return 1 << (int(number).bit_length() - 1) if number >= 1 else 0
+def _gpu_of(model: Any, device: Any = None) -> Optional[Any]:
+    """Returns the GPU to measure on, with its index: ``device``, the model's, or the current one. None without."""
+    torch = _cuda()
+    if torch is None:
+        return None
+    if device is None:
+        first = next(model.parameters(), None)
+        device = first.device if first is not None and first.device.type == "cuda" else "cuda"
+    found = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index) if found.type == "cuda" else None
 
 
-def recommendations(available: float, fixed: int, each: int) -> Dict[str, int]:
-    """Returns the batch sizes that fit into all, 60 % and 40 % of the memory, powers of two; 0 if none fits.
+def training_memory(
+    model: Any, sample: Optional[Sample] = None, mixed_precision: Any = False, optimizer: Any = None, loss: Optional[Loss] = None, device: Any = None
+) -> TrainingMemory:
+    """Returns what training steps of a model take in bytes, by batch size: ``training_memory(model).at(32)``.
 
-    ``available`` are the bytes that may be used, ``fixed`` those that do not grow with the batch, and ``each`` those of a sample.
-    Raises ValueError if that is 0.
+    On the GPU ``device``, else the model's, else the current one, it is measured: steps with small batches in train mode, with ``loss``
+    (a function of what the model returns; else the ``loss`` of that, else its sum), mixed precision where it is asked for (True, "bf16",
+    "fp16"), and an optimizer like ``optimizer``, else AdamW. Without a GPU it is estimated. Afterwards the model is as it was. A measurement
+    is a ``batch_search``: at its end memledger forgets the GPU peaks of the run so far, so make it before the training.
+
+    ``sample`` makes inputs for a batch size: a tensor, a tuple, or a dict by name. Without it they are like those of the first batch after a
+    call without inputs, or what the model has with it; ValueError if there are none. EstimateError, a ValueError, says why a model
+    cannot be measured.
     """
-    if each <= 0:
-        raise ValueError(NO_ACTIVATIONS)
-    shares = {"maximum": 1.0, "recommended": RECOMMENDED_SHARE, "safe": SAFE_SHARE}
-    return {name: _power_of_two(min((share * available - fixed) / each, MAX_BATCH_SIZE)) for name, share in shares.items()}
+    return _measure(model, sample, mixed_precision, optimizer, loss, _gpu_of(model, device)).memory
+
+
+class _Measurement(NamedTuple):
+    """What was measured of a model."""
+
+    memory: TrainingMemory
+    #: Bytes with the batch size of the program, where that was measured itself.
+    of_batch: Optional[int]
+    #: Bytes of the inputs of a sample.
+    input_bytes: int
+    #: Of mixed precision; empty without.
+    precision: str
+
+
+def _measure(
+    model: Any, sample: Optional[Sample], mixed_precision: Any, optimizer: Any, loss: Optional[Loss], gpu: Any, batch_size: int = 0
+) -> _Measurement:
+    is_compiled = hasattr(model, "_orig_mod")
+    model = trainable(model)
+    sample, inputs = (sample, "") if sample is not None else _inputs.sample_of(model)
+    precision = precision_of(mixed_precision, gpu is not None)
+    of_batch = None
+    with _explained(PROBE_SIZES[0]):
+        with _model_memory.unchanged(model):
+            input_bytes = sum(map(_model_memory.tensor_bytes, _model_memory.tensors_in(sample(PROBE_SIZES[0])))) // PROBE_SIZES[0]
+        if gpu is None:
+            memory = estimate_on_cpu(model, sample, optimizer, loss, precision)
+        else:
+            available = gpu_budget(gpu, model, optimizer).available
+            with batch_search(), steps_on_gpu(model, gpu, sample, optimizer, loss, precision) as steps:
+                memory = fit(steps, _model_memory.of_model(model).gradients, available)
+                if batch_size and memory.at(batch_size) <= min(available, steps.limit):
+                    of_batch = _highest(steps, batch_size)
+    source = " ".join(filter(None, (memory.source, inputs, "without torch.compile" if is_compiled else "")))
+    name = "" if precision is None else str(precision).replace("torch.", "")
+    return _Measurement(memory._replace(source=source), of_batch, input_bytes, name)
+
+
+@contextlib.contextmanager
+def _explained(batch_size: int) -> Iterator[None]:
+    """Says of errors of a step that they are those of the measurement, with the model and the inputs that it was given."""
+    try:
+        yield
+    except EstimateError:
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and is_cuda_oom(error):
+            raise EstimateError(f"not even a batch of {batch_size} fits into what is free on the GPU") from error
+        raise EstimateError(f"a training step for the measurement failed: {type(error).__name__}: {error}") from error
+
+
+def _highest(steps: Any, batch_size: int) -> Optional[int]:
+    """Returns the highest bytes of steps with a batch size; None if the memory does not suffice."""
+    try:
+        return max(steps.measure(batch_size))
+    except RuntimeError as error:  # of libraries such as cuBLAS too
+        if not is_cuda_oom(error):
+            raise
+        return None
 
 
 def recommend_batch_size(
     model: Any,
     gpu_memory_gb: float,
     safety_margin: float = SAFETY_MARGIN,
-    mixed_precision: bool = False,
+    mixed_precision: Any = False,
     sample: Optional[Sample] = None,
     optimizer: Any = None,
+    loss: Optional[Loss] = None,
 ) -> Dict[str, int]:
-    """Returns the ``maximum``, ``recommended`` and ``safe`` batch size, all powers of two; 0: none fits.
+    """Returns the ``maximum``, ``recommended`` and ``safe`` batch size for a GPU, all powers of two; 0: none fits.
 
-    ``safety_margin`` is the share of ``gpu_memory_gb`` (GB) that may be used. The recommended size fits into 60 % of that memory, the
-    safe one into 40 %, as in ``memledger advise``. With ``mixed_precision`` half of the measured
-    activations is the estimate. Raises ValueError without ``sample``, and for a model that keeps no activations: nothing can
-    be said about them then. The model stays as it is.
+    ``safety_margin`` is the share of ``gpu_memory_gb`` (GB) that may be used; the recommended size fits into 60 % of that memory, the safe
+    one into 40 %, as in ``memledger advise``. For what else there is, and for errors, see ``training_memory``.
     """
+    memory = training_memory(model, sample, mixed_precision, optimizer, loss)
     if sample is None:
-        raise ValueError("recommend_batch_size needs sample=, a function that makes the model's inputs for a batch size")
-    each, constant = _model_memory.measure_activations(model, sample, (2, 4), mixed_precision)
-    fixed = _model_memory.of_model(model, optimizer).fixed + constant
-    return recommendations(gpu_memory_gb * GIB * safety_margin, fixed, each)
+        warn_once("sample", f"batch sizes {memory.source}", stacklevel=3)
+    return memory.sizes(gpu_memory_gb * GIB * safety_margin)
 
 
 @never_raises(warns=True)
 def print_memory_analysis(
     model: Any,
     batch_size: int,
-    device_id: int = 0,
-    mixed_precision: bool = False,
+    device_id: Optional[int] = None,
+    mixed_precision: Any = False,
     sample: Optional[Sample] = None,
     optimizer: Any = None,
+    loss: Optional[Loss] = None,
 ) -> None:
-    """Prints what a model needs with a batch size, what the GPU has, and the recommendations with the current one marked."""
-    memory = _model_memory.of_model(model, optimizer)
+    """Prints what a training with a batch size takes, what the GPU has, and which batch sizes fit; see ``training_memory``.
 
-    def line(name: str, amount: Optional[int], kind: str) -> None:
-        print(f"  {name:<12}" + (f"{amount / MIB:12.2f} MB  {kind}" if amount is not None else f"{'unknown':>12}     {kind}"))
-
-    print(f"Memory of the model with batch size {batch_size}:")
-    line("parameters", memory.parameters, "measured")
-    line("buffers", memory.buffers, "measured")
-    line("gradients", memory.gradients, "computed: one value per trained parameter, whether it exists yet or not")
-    if memory.optimizer is None:
-        line("optimizer", memory.optimizer_estimate, "estimated: two values per trained parameter, as in Adam")
-    else:
-        line("optimizer", memory.optimizer, "measured")
-    if sample is None:
-        line("activations", None, "give sample=, which makes the inputs for a batch size")
-        print("  The total is unknown without activations.")
-        return
-    each, constant = _model_memory.measure_activations(model, sample, (2, 4), mixed_precision)
-    activations = each * batch_size + constant
-    measured = "half of what was measured" if mixed_precision else "measured"
-    line("activations", activations, f"estimated: {each} bytes per sample, {measured} with batch sizes 2 and 4")
-    line("total", memory.fixed + activations, "estimated: sum of the above")
-    torch = _cuda()
-    if torch is None:
-        print("No GPU: the recommendations need its memory; see recommend_batch_size(gpu_memory_gb=...).")
-        return
-    if each == 0:
-        print(f"Batch sizes: unknown; {NO_ACTIVATIONS}.")
-        return
-    total = torch.cuda.get_device_properties(device_id).total_memory
-    _print_recommendations(recommendations(total * SAFETY_MARGIN, memory.fixed + constant, each), total, batch_size)
-
-
-def _print_recommendations(sizes: Dict[str, int], total: int, current: int) -> None:
-    print(f"Batch sizes within {SAFETY_MARGIN:.0%} of {total / GIB:.2f} GB (estimated):")
-    for name, size in sizes.items():
-        print(f"  {name:<12}{size:>8}" + ("  <- current" if size == current else ""))
-    if current not in sizes.values():
-        print(f"  {'current':<12}{current:>8}" + ("  over the maximum" if current > sizes["maximum"] else ""))
-
-
-def auto_select_batch_size(model: Any, device: Any, start_batch: int = 1, sample: Optional[Sample] = None) -> int:
-    """Returns the largest batch size, doubling from ``start_batch``, whose forward and backward pass fits on ``device``.
-
-    Measured by running them: on a GPU until one runs out of memory or would use more than 70 % of it, with two values for each
-    trained parameter for the optimizer, as in Adam. It is no part of the training's peaks and out-of-memory errors: see
-    ``memledger.batch_search``. On the CPU, where the host would be driven out of memory instead, the activations are measured against the available
-    memory. The model is then on its device again, and as it was. 0: not even ``start_batch`` fits. Of DistributedDataParallel the model
-    within is measured, so that no rank waits for another; ranks may find different sizes: use the smallest. Raises ValueError without
-    ``sample``, for a ``start_batch`` below 1, and on the CPU for a model that keeps no activations.
+    ``device_id`` is the index of the GPU; without it the model's, or the current one.
     """
-    if sample is None:
-        raise ValueError("auto_select_batch_size needs sample=, a function that makes the model's inputs for a batch size")
+    _print_analysis(model, batch_size, device_id, mixed_precision, sample, optimizer, loss)
+
+
+def _print_analysis(
+    model: Any, batch_size: int, device_id: Optional[int], mixed_precision: Any, sample: Optional[Sample], optimizer: Any = None, loss: Optional[Loss] = None
+) -> None:
+    gpu = _gpu_of(model, None if device_id is None else f"cuda:{device_id}")
+    try:
+        found = _measure(model, sample, mixed_precision, optimizer, loss, gpu, batch_size)
+    except ValueError as error:
+        print_report(Report(model, batch_size, None, None, gpu, optimizer), unknown=str(error))
+        return
+    print_report(Report(model, batch_size, found.memory, found.of_batch, gpu, optimizer, found.precision, found.input_bytes))
+
+
+def auto_select_batch_size(
+    model: Any,
+    device: Any,
+    start_batch: int = 1,
+    sample: Optional[Sample] = None,
+    optimizer: Any = None,
+    loss: Optional[Loss] = None,
+    mixed_precision: Any = False,
+) -> int:
+    """Returns the largest batch size, doubling from ``start_batch``, whose training steps fit on ``device``; 0: not even that one.
+
+    On a GPU each is measured, with its optimizer's step: until the next would take more than 70 % of what others leave of the GPU. It is no part
+    of the training's peaks: see ``memledger.batch_search``. On the CPU the estimate is compared with the host's available memory. The
+    model is then on its device again, and as it was. Of DistributedDataParallel the model within is measured, so that no rank waits for
+    another; ranks may find different sizes: use the smallest. Raises ValueError for a ``start_batch`` below 1; for more see ``training_memory``.
+    """
     if start_batch < 1:
         raise ValueError(f"start_batch is {start_batch}, and must be at least 1")
-    if type(model).__name__ == "DistributedDataParallel":
-        model = model.module
-    with batch_search(), _model_memory.unchanged(model, device):
-        model = model.to(device)
-        fits = _fits_gpu if str(device).startswith("cuda") else _host_check(model, sample)
-        best, size = 0, start_batch
-        while size <= MAX_BATCH_SIZE and fits(model, device, sample, size):
-            best, size = size, 2 * size
-        return best
+    model = trainable(model)
+    sample = sample if sample is not None else _inputs.sample_of(model)[0]
+    gpu = _gpu_of(model, device)
+    precision = precision_of(mixed_precision, gpu is not None)
+    with _explained(start_batch):
+        if gpu is not None:
+            available = gpu_budget(gpu, model, optimizer).available
+            with batch_search(), steps_on_gpu(model, gpu, sample, optimizer, loss, precision) as steps:
+                return _double(steps, start_batch, min(available, steps.limit))
+        memory, available = estimate_on_cpu(model, sample, optimizer, loss, precision), SAFETY_MARGIN * _available_host_bytes()
+        memory.largest(available)  # raises where the memory does not grow
+    best, size = 0, start_batch
+    while size <= MAX_BATCH_SIZE and memory.at(size) <= available:
+        best, size = size, 2 * size
+    return best
 
 
-def _fits_gpu(model: Any, device: Any, sample: Sample, size: int) -> bool:
-    import torch
-
-    torch.cuda.reset_peak_memory_stats(device)
-    try:
-        _run_step(model, device, sample, size)
-        peak = torch.cuda.max_memory_reserved(device)
-    except RuntimeError as error:  # of libraries such as cuBLAS too
-        if not is_cuda_oom(error):
-            raise
-        peak = None
-    # not before: the exception holds the tensors of the step
-    model.zero_grad(set_to_none=True)
-    torch.cuda.empty_cache()
-    total, optimizer = torch.cuda.get_device_properties(device).total_memory, _model_memory.of_model(model).optimizer_estimate
-    return peak is not None and bool(peak + optimizer <= SAFETY_MARGIN * total)
+def _double(steps: Any, start_batch: int, available: float) -> int:
+    """Measures doubled batch sizes until one takes too much, or the next one would."""
+    best, size, before = 0, start_batch, 0
+    while size <= MAX_BATCH_SIZE:
+        taken = _highest(steps, size)
+        if taken is None or taken > available:
+            return best
+        # at least as much more as the last doubling brought, twice
+        if best and taken + 2 * (taken - before) > available:
+            return size
+        best, size, before = size, 2 * size, taken
+    return best
 
 
-def _run_step(model: Any, device: Any, sample: Sample, size: int) -> None:
-    outputs = _model_memory.call(model, _model_memory.moved(sample(size), device))
-    sum(tensor.float().sum() for tensor in _model_memory.tensors_in(_values(outputs))).backward()
-
-
-def _host_check(model: Any, sample: Sample) -> Callable[[Any, Any, Sample, int], bool]:
-    """Returns a check whether a batch size fits into the host's available memory, from one measurement."""
-    each, constant = _model_memory.measure_activations(model, sample, (2, 4))
-    if each == 0:
-        raise ValueError(NO_ACTIVATIONS)
-    memory = _model_memory.of_model(model)
-    fixed = constant + memory.gradients + memory.optimizer_estimate
+def _available_host_bytes() -> int:
     with open("/proc/meminfo", encoding="ascii") as file:
-        available = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable")) * 1024
-    return lambda _model, _device, _sample, size: each * size + fixed <= SAFETY_MARGIN * available
-
-
-def _values(outputs: Any) -> Any:
-    """Returns the values of a dict-like output, such as those of transformers."""
-    return list(outputs.values()) if hasattr(outputs, "values") and not hasattr(outputs, "element_size") else outputs
+        return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable")) * 1024
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Prints the GPUs and, of a model, what a batch size needs."""
     parser = argparse.ArgumentParser(prog="python -m memledger.analyze", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("target", nargs="?", metavar="MODULE:FUNCTION", help="a function that returns a model, and a function that makes its inputs for a batch size")
+    parser.add_argument(
+        "target",
+        nargs="?",
+        metavar="MODULE:FUNCTION",
+        help="a function that returns a model, and a function that makes its inputs for a batch size; or the model alone",
+    )
     parser.add_argument("--batch-size", type=int, default=1, help="what this batch size needs (default: 1)")
     parser.add_argument("--auto-batch-size", action="store_true", help="search the largest batch size")
+    parser.add_argument("--mixed-precision", action="store_true", help="with autocast")
+    parser.add_argument("--json", action="store_true", help="one JSON document, in bytes")
     options = parser.parse_args(arguments)
     if options.auto_batch_size and options.target is None:
         parser.error("--auto-batch-size needs MODULE:FUNCTION")
-    print_gpu_info(every_gpu=True)
-    if options.target is None:
-        return 0
+    if options.batch_size < 1:
+        parser.error("--batch-size must be at least 1")
     try:
-        model, sample = _load(options.target)
+        model, sample = _load(options.target) if options.target is not None else (None, None)
     except Exception as error:
         print(f"{options.target}: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    print_memory_analysis(model, options.batch_size, sample=sample)
-    if options.auto_batch_size:
-        import torch
-
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            size = auto_select_batch_size(model, device, 1, sample)
-        except ValueError as error:  # nothing grows with the batch
-            print(f"{options.target}: {error}", file=sys.stderr)
-            return 1
-        print(f"Largest batch size on {device} (measured): {size}")
+    try:
+        found = _as_json(model, sample, options) if options.json else _print_all(model, sample, options)
+    except Exception as error:  # nothing grows with the batch, for example
+        print(f"{options.target}: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(found))
     return 0
+
+
+def _print_all(model: Any, sample: Optional[Sample], options: Any) -> None:
+    print_gpu_info()
+    if model is None:
+        return
+    _print_analysis(model, options.batch_size, None, options.mixed_precision, sample)
+    if options.auto_batch_size:
+        device = "cuda" if _cuda() is not None else "cpu"
+        size = auto_select_batch_size(model, device, 1, sample, mixed_precision=options.mixed_precision)
+        how = "measured" if device == "cuda" else "estimated"
+        print(f"Largest batch size on {device} ({how}): {size}")
+
+
+def _as_json(model: Any, sample: Optional[Sample], options: Any) -> Dict[str, Any]:
+    document: Dict[str, Any] = {"gpus": get_gpu_info()}
+    if model is None:
+        return document
+    gpu = _gpu_of(model, "cuda")
+    found = _measure(model, sample, options.mixed_precision, None, None, gpu, options.batch_size)
+    counted = _model_memory.of_model(model)
+    document.update(
+        batch_size=options.batch_size,
+        highest_bytes=found.memory.at(options.batch_size) if found.of_batch is None else found.of_batch,
+        source=found.memory.source,
+        parameters_bytes=counted.parameters,
+        buffers_bytes=counted.buffers,
+        gradients_bytes=counted.gradients,
+    )
+    if gpu is not None:
+        document["batch_sizes"] = found.memory.sizes(gpu_budget(gpu, model).available)
+    if options.auto_batch_size:
+        document["auto_batch_size"] = auto_select_batch_size(model, gpu or "cpu", 1, sample, mixed_precision=options.mixed_precision)
+    return document
 
 
 def _load(target: str) -> Any:
@@ -310,8 +384,8 @@ def _load(target: str) -> Any:
     if not separator:
         raise ValueError("expected MODULE:FUNCTION")
     sys.path.insert(0, os.getcwd())
-    model, sample = getattr(importlib.import_module(module), function)()
-    return model, sample
+    found = getattr(importlib.import_module(module), function)()
+    return found if isinstance(found, tuple) else (found, None)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
     from memledger.compat import gpu_manager, cleanup_gpu  # thresholds and cleanup
     from memledger.compat import print_memory_analysis     # estimates for a batch size
 
-GB is 2**30 bytes and MB is 2**20 bytes, as in those programs. No GPU is used here that the program does not use: before it has, amounts of
-GPU memory are unknown. Only facts of a GPU, such as its name and total memory, make torch initialise CUDA, without a
-context on that GPU.
+GB is 2**30 bytes and MB is 2**20 bytes, as in those programs. No context is made on a GPU that the program does not use, but to
+measure a model there. Only facts of a GPU, such as its name, make torch initialise CUDA. As a program it prints the GPUs:
+``python -m memledger.compat``.
 
 Further arguments of the old functions are accepted and not used.
 """
@@ -15,13 +15,13 @@ import gc
 import os
 from typing import Any, Dict, Optional
 
-from memledger import _torch
+from memledger import _nvml, _torch
 from memledger._api import cleanup, save_report, start
 from memledger._guard import never_raises
 from memledger._peaks import peaks
 from memledger._reporter import reporter, valid_name
+from memledger._report import GIB
 from memledger.analyze import (
-    GIB,
     auto_select_batch_size,
     get_gpu_info,
     monitor_gpu_memory,
@@ -98,7 +98,7 @@ def monitor_gpu(*_args: Any, **_kwargs: Any) -> None:
     """Prints the memory of the current GPU."""
     memory = gpu_manager.get_gpu_memory_info()
     if not memory:
-        print("GPU memory: unknown (this process uses no GPU)")
+        print("GPU memory: unknown (no GPU that this process uses or can see)")
         return
     print(
         f"GPU memory: {memory['used_memory_gb']:.2f} of {memory['total_memory_gb']:.2f} GB used"
@@ -113,18 +113,24 @@ class GpuManager:
 
     @never_raises(default=dict)
     def get_gpu_memory_info(self) -> Dict[str, float]:
-        """Returns the memory of the whole GPU and of this process, or nothing before the process uses one.
+        """Returns the memory of the whole GPU and of this process; nothing without a GPU, or where it is not known which one.
 
         ``total_memory_gb``, ``used_memory_gb``, ``free_memory_gb`` and ``memory_usage_percent`` are those of the GPU with all its
-        processes; ``allocated_memory_gb`` and ``cached_memory_gb`` are those of torch in this process.
+        processes; ``allocated_memory_gb`` and ``cached_memory_gb`` are those of torch in this process. Before the process uses a
+        GPU they come from the driver.
         """
         torch, in_use = _torch.initialized(), [device["i"] for device in _torch.devices() or []]
-        if torch is None or not in_use:
-            return {}
-        current = torch.cuda.current_device()
-        index = current if current in in_use else in_use[0]
-        free, total = torch.cuda.mem_get_info(index)
-        allocated, reserved = torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index)
+        allocated = reserved = 0
+        if torch is not None and in_use:
+            current = torch.cuda.current_device()
+            index = current if current in in_use else in_use[0]
+            free, total = torch.cuda.mem_get_info(index)
+            allocated, reserved = torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index)
+        else:
+            memory = _nvml.memory_of_first_visible()
+            if memory is None:
+                return {}
+            free, total = memory.free, memory.total
         return {
             "total_memory_gb": total / GIB,
             "used_memory_gb": (total - free) / GIB,
@@ -152,3 +158,6 @@ class GpuManager:
 
 #: The manager that the old program imported.
 gpu_manager = GpuManager()
+
+if __name__ == "__main__":
+    print_gpu_info()

@@ -176,3 +176,32 @@ def run(tmp_path):
         except ProcessLookupError:
             pass
         program.process.communicate()
+
+
+#: Two GPUs of one kind: 12 GiB, of which 3 and 6 are used.
+LIBRARY = """
+#include <string.h>
+typedef struct { unsigned long long total, free, used; } memory;
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)(long)(index + 1); return index > 1; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) { *handle = (void *)(long)(uuid[4] - 'a' + 1); return strlen(uuid) != 5; }
+int nvmlDeviceGetName(void *handle, char *name, unsigned size) { strcpy(name, KINDS == 2 && handle == (void *)2 ? "Other" : "Stand-in"); return 0; }
+int nvmlDeviceGetMemoryInfo(void *handle, memory *found) {
+  found->total = 12ull << 30; found->used = (long)handle * (3ull << 30); found->free = found->total - found->used; return 0;
+}
+"""
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """Builds a library with the functions of the driver's that are called, as a program loads it: by its name."""
+
+    def build(kinds=1):
+        (tmp_path / "nvml.c").write_text(LIBRARY)
+        command = ["cc", "-shared", "-fPIC", f"-DKINDS={kinds}", "-o", "libnvidia-ml.so.1", "nvml.c"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        return {"LD_LIBRARY_PATH": str(tmp_path)}
+
+    return build

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 MIB = 1 << 20
 
 
@@ -27,7 +29,9 @@ tracker.save_log()
     assert list(report["peak_usage"]) == amounts
     start, generate, clear = report["detailed_log"]
     assert list(start) == ["component", "operation", "timestamp", *amounts]
-    assert (start["component"], start["gpu_ram_used_mb"]) == ("system", None)
+    # before the program uses a GPU, and without one, as numbers
+    assert start["component"] == "system" and [start[key] for key in amounts[1:]] == [0.0, 0.0, 0.0]
+    assert all(isinstance(entry["timestamp"], float) and entry["timestamp"] > 1e9 for entry in report["detailed_log"])
     assert [generate[key] for key in amounts[1:]] == [200, 300, 300]
     assert [clear[key] for key in amounts[1:]] == [200, 300, 200]
     assert [report["peak_usage"][key] for key in amounts[1:]] == [200, 300, 300]
@@ -46,7 +50,7 @@ monitor_gpu()
 print(torch.cuda.is_initialized())
 """
     )
-    expected = "{} False None None\n32\nGPU memory: unknown (this process uses no GPU)\nFalse\n"
+    expected = "{} False None None\n32\nGPU memory: unknown (no GPU that this process uses or can see)\nFalse\n"
     assert program.end() == (0, expected, "")
 
 
@@ -61,7 +65,7 @@ def use_all():
     compat.monitor_gpu()
     compat.monitor_gpu_memory(1, reset=True)
     compat.print_gpu_info()
-    return compat.get_gpu_info()["gpus"], compat.gpu_manager.get_gpu_memory_info(), sorted(torch.cuda.standin_contexts)
+    return compat.get_gpu_info(), compat.gpu_manager.get_gpu_memory_info(), sorted(torch.cuda.standin_contexts)
 print("RESULT", use_all())
 torch.cuda.standin_allocate(1 << 30, 1)
 print("RESULT", use_all())
@@ -74,7 +78,7 @@ print("RESULT", use_all())
     assert [gpu["used_memory_gb"] for gpu in before[0]] == [None] * 3 and before[1:] == ({}, [])
     assert [gpu["used_memory_gb"] for gpu in after[0]] == [None, 1, None] and after[2] == [1]
     assert after[1]["used_memory_gb"] == 1  # that of the GPU in use, not of the current one
-    assert "12.00 GB total, unknown used" in out and "12.00 GB total, 1.00 GB used" in out
+    assert "12.00 GB total, used: unknown" in out and "12.00 GB total, 1.00 GB used" in out
     assert "GPU 1 (measured): allocated 1.00 GB" in out
 
 
@@ -125,3 +129,100 @@ def test_analyze_prints_facts_of_each_gpu(receiver, run):
     code, out, err = run("", arguments=("-c", "import sys; sys.argv[1:] = []; from memledger.analyze import main; main([])"), environment={"STANDIN_GPUS": "a,b"}).end()  # fmt: skip
     assert (code, err) == (0, "")
     assert "GPUs: 2" in out and "12.00 GB total" in out and "compute capability 8.6, 28 multiprocessors" in out
+
+
+#: Programs of the kinds that memledger replaces, each with another import line.
+EXPERIMENT = """
+import os, torch
+from memledger.compat import MemoryTracker
+
+class Task:
+    name = "nq-llama"
+
+def run(examples):
+    tracker = MemoryTracker(Task(), output_dir=os.path.join("outputs", "nq-llama"))
+    tracker.log_memory("system", "experiment_start")
+    torch.cuda.standin_allocate(2 << 30)
+    for number in range(examples):
+        tracker.log_memory("retriever", "before_retrieve")
+        tracker.log_memory("retriever", "after_retrieve")
+        tracker.log_memory("model", "before_generate")
+        torch.cuda.standin_allocate(512 << 20)
+        torch.cuda.standin_free(512 << 20)
+        tracker.log_memory("model", "after_generate")
+        if number % 100 == 0:
+            tracker.clear_memory()
+    tracker.log_memory("system", "experiment_end")
+    tracker.save_log()
+
+run(3)
+import json
+data = json.load(open("outputs/nq-llama/memory_usage.json"))
+for key in ("cpu_ram_used_mb", "gpu_ram_used_mb", "gpu_ram_peak_mb", "reserved_gpu_ram_mb"):
+    print(f"{key}: {data['peak_usage'][key]:.0f}")
+times = [entry["timestamp"] for entry in data["detailed_log"]]
+print(len(times), times[-1] - times[0] >= 0)
+"""
+TRAINER = """
+import os
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+import torch
+from memledger.compat import cleanup_gpu, monitor_gpu_memory
+cleanup_gpu()
+torch.cuda.standin_allocate(5 << 30)
+for batch in range(100):
+    if batch % 50 == 0:
+        cleanup_gpu()
+stats = monitor_gpu_memory(0)
+print(f"{stats['allocated_gb']:.2f} {stats['reserved_gb']:.2f} {stats['allocated_peak_gb']:.2f}")
+"""
+SERVICE = """
+import atexit, signal, sys, torch
+from memledger.compat import aggressive_cleanup_gpu, cleanup_gpu, gpu_manager, monitor_gpu
+atexit.register(cleanup_gpu)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: sys.exit(0))
+
+def memory_info():
+    info = gpu_manager.get_gpu_memory_info()
+    return {"usage": round(info["memory_usage_percent"], 1), "free_gb": round(info["free_memory_gb"], 1)}
+
+def request():
+    if gpu_manager.check_memory_threshold(85):
+        aggressive_cleanup_gpu()
+    torch.cuda.standin_allocate(2 << 30)
+    torch.cuda.standin_free(2 << 30)
+    cleanup_gpu()
+
+print(memory_info())  # before anything is on the GPU
+torch.cuda.standin_allocate(int(10.5 * 2**30))
+print(memory_info(), gpu_manager.check_memory_threshold(85), gpu_manager.get_optimal_batch_size(base_batch_size=32))
+torch.cuda.standin_free(9 << 30)
+for _ in range(3):
+    request()
+print(memory_info())
+monitor_gpu()
+signal.raise_signal(signal.SIGTERM)
+"""
+GPU_CHECK = """
+from memledger.compat import get_gpu_info, print_gpu_info
+for gpu in get_gpu_info():
+    print(f"{gpu['name']}: {gpu['total_memory_gb']:.1f} GB, {gpu['used_memory_gb']:.1f} used, {gpu['compute_capability']}, {gpu['multiprocessors']}")
+print_gpu_info()
+"""
+
+
+@pytest.mark.parametrize(
+    "program, wanted",
+    [
+        (EXPERIMENT, ["gpu_ram_used_mb: 2048", "gpu_ram_peak_mb: 2560", "reserved_gpu_ram_mb: 2560", "14 True"]),
+        (TRAINER, ["5.00 5.00 5.00"]),
+        (SERVICE, ["{'usage': 25.0, 'free_gb': 9.0}", "{'usage': 87.5, 'free_gb': 1.5} True 8", "{'usage': 12.5, 'free_gb': 10.5}"]),
+        (GPU_CHECK, ["Stand-in: 12.0 GB, 3.0 used, 8.6, 28", "GPUs: 1"]),
+    ],
+    ids=["experiment", "trainer", "service", "gpu-check"],
+)
+def test_old_programs_work_after_their_import_line(receiver, run, driver, program, wanted):
+    code, out, err = run(program, environment={**driver(), "STANDIN_GPUS": "a"}).end()
+    assert (code, err) == (0, "")
+    assert [line for line in wanted if line not in out.splitlines()] == [], out

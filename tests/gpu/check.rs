@@ -87,8 +87,8 @@ fn the_dry_run_passes_if_all_values_agree() {
     assert!(report.contains("every comparison agrees") && report.contains("A dry run"), "{report}");
     assert!(!report.contains("| FAILED |"), "{report}");
     for part in [
-        "known", "devices", "two", "inside", "tracked", "spike", "leak", "compute", "exhaust", "cleanup",
-        "ends", "always",
+        "known", "devices", "two", "inside", "tracked", "analyze", "spike", "leak", "compute", "exhaust",
+        "cleanup", "ends", "always",
     ] {
         assert!(report.contains(&format!("| ok | {part} |")), "nothing was compared in {part}: {report}");
     }
@@ -190,6 +190,11 @@ fn check_fails_if_the_event_of_an_error_differs_from_its_text() {
 #[test]
 fn check_fails_if_the_peak_of_an_operation_differs_from_torch() {
     assert_reported("torch-statistics", "tracked", "peak of an operation");
+}
+
+#[test]
+fn check_fails_if_a_training_takes_more_than_was_said() {
+    assert_reported("training", "analyze", "stand-in fp32: a batch of 32");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 # and records the process trees of real PyTorch training. Needs a built memledger, and a Python with torch. Takes a few
 # minutes, eight at most; leaves nothing behind but its report.
 #
-# The part `inside` has memledger's Python client report from the PyTorch processes.
+# The part `inside` has memledger's Python client report from the PyTorch processes. The part `analyze` needs torchvision and transformers
+# too; batches that do not fit into the GPU are left out.
 #
 # usage: check.sh [--out DIR] [--binary MEMLEDGER] [--python PYTHON] [--only NAME,...]
 #        [--nvidia-smi PROGRAM] [--nvml-library FILE] [--stand-in DIR]
@@ -11,7 +12,7 @@
 #   --out        where report.md, trees.jsonl, metrics.prom and memledger.log go (default: target/gpu-check)
 #   --binary     default: target/release/memledger, else target/debug/memledger
 #   --python     default: python3
-#   --only       with commas, some of: known devices two inside tracked spike leak compute exhaust cleanup cost ends trees; or single trees:
+#   --only       with commas, some of: known devices two inside tracked analyze spike leak compute exhaust cleanup cost ends trees; or single trees:
 #                dataloader-fork dataloader-spawn dataloader-forkserver ddp-gloo-2-ranks ddp-nccl-1-rank
 #   --nvidia-smi, --nvml-library and --stand-in are for the dry run (tests/gpu/check.rs, tests/gpu/standin), which proves
 #   nothing of a GPU

@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 
-use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::runs::{GpuPeak, OperationPeak, RunRecord};
@@ -26,7 +25,7 @@ pub fn csv(run: &RunRecord) -> String {
 pub fn memory_usage(run: &RunRecord) -> Value {
     let mb = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / MB);
     let entry = |component: &str, operation: &str, at: f64, bytes: [Option<u64>; 4]| {
-        json!({"component": component, "operation": operation, "timestamp": utc(at),
+        json!({"component": component, "operation": operation, "timestamp": at,
             "cpu_ram_used_mb": mb(bytes[0]), "gpu_ram_used_mb": mb(bytes[1]),
             "gpu_ram_peak_mb": mb(bytes[2]), "reserved_gpu_ram_mb": mb(bytes[3])})
     };
@@ -53,7 +52,8 @@ pub fn memory_usage(run: &RunRecord) -> Value {
             })
             .collect();
     }
-    log.sort_by(|one, other| one["timestamp"].as_str().cmp(&other["timestamp"].as_str()));
+    let at = |entry: &Value| entry["timestamp"].as_f64().unwrap_or_default();
+    log.sort_by(|one, other| at(one).total_cmp(&at(other)));
     json!({"detailed_log": log, "peak_usage": peaks(run)})
 }
 
@@ -73,11 +73,6 @@ fn peaks(run: &RunRecord) -> Value {
     })
 }
 
-fn utc(at: f64) -> String {
-    let moment = Timestamp::from_microsecond((at * 1e6) as i64).unwrap_or_default();
-    moment.strftime("%Y-%m-%dT%H:%M:%S.%6f+00:00").to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,7 +84,7 @@ mod tests {
         let mut run = run("train", "32", 4 << 20);
         run.timeline =
             vec![TimelinePoint { at: 1.5, unreclaimable_bytes: Some(3 << 20), ..TimelinePoint::default() }];
-        let entry = json!({"component": "train", "operation": "sample", "timestamp": "1970-01-01T00:00:01.500000+00:00",
+        let entry = json!({"component": "train", "operation": "sample", "timestamp": 1.5,
             "cpu_ram_used_mb": 3.0, "gpu_ram_used_mb": null, "gpu_ram_peak_mb": null, "reserved_gpu_ram_mb": null});
         assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));
         let peaks = json!({"cpu_ram_used_mb": 2.0, "gpu_ram_used_mb": 4.0, "gpu_ram_peak_mb": null, "reserved_gpu_ram_mb": null});
@@ -106,7 +101,7 @@ mod tests {
             torch_reserved_bytes: Some(3 << 20),
             rss_bytes: Some(4 << 20),
         }];
-        let entry = json!({"component": "model", "operation": "load", "timestamp": "1970-01-01T00:00:02.000000+00:00",
+        let entry = json!({"component": "model", "operation": "load", "timestamp": 2.0,
             "cpu_ram_used_mb": 4.0, "gpu_ram_used_mb": 1.0, "gpu_ram_peak_mb": 2.0, "reserved_gpu_ram_mb": 3.0});
         assert_eq!(memory_usage(&run)["detailed_log"], json!([entry]));
         let peaks = json!({"cpu_ram_used_mb": 4.0, "gpu_ram_used_mb": 1.0, "gpu_ram_peak_mb": 2.0, "reserved_gpu_ram_mb": 3.0});

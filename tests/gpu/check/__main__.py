@@ -34,7 +34,10 @@ DEVICE_TOLERANCE = 16 * MIB
 TOTAL_TOLERANCE = 512 * MIB
 # what a CUDA context may take beside torch's own memory
 OVERHEAD = (16 * MIB, 3072 * MIB)
-PARTS = ["known", "devices", "two", "inside", "tracked", "spike", "leak", "compute", "exhaust", "cleanup", "cost", "ends", "trees"]
+PARTS = ["known", "devices", "two", "inside", "tracked", "analyze", "spike", "leak", "compute", "exhaust", "cleanup", "cost", "ends", "trees"]
+
+#: Of a part that takes longer than others.
+SECONDS = {"cost": 90, "analyze": 150}
 
 PROCESS = "memledger_process_gpu_memory_used_bytes"
 CONTAINER = "memledger_container_gpu_memory_used_bytes"
@@ -400,13 +403,22 @@ class Check:
 
     def tracked(self):
         """The exact peaks of operations, in a process of its own."""
+        for name, got, wanted in self.lines_of("tracked.py", 90):
+            self.compare(f"peak {name}", got, wanted, 0)
+
+    def analyze(self):
+        """What is said of trainings before they run, against what they take."""
+        for name, got, least, most, words in self.lines_of("estimates.py", 150):
+            self.between(name, got, least, most, words)
+
+    def lines_of(self, program, seconds):
+        """The JSON lines of a program beside this one, which has memledger's client."""
         paths = [os.path.join(self.reporter, "python"), self.env.get("PYTHONPATH")]
         env = {**self.env, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "MEMLEDGER_DEBUG": "1"}
-        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracked.py")
-        ended = subprocess.run([self.python, program], env=env, capture_output=True, text=True, timeout=90)
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), program)
+        ended = subprocess.run([self.python, path], env=env, capture_output=True, text=True, timeout=seconds)
         self.compare_text("the program ended well", str(ended.returncode), "0", ended.stderr.strip()[-600:])
-        for name, got, wanted in json.loads(ended.stdout) if ended.returncode == 0 else []:
-            self.compare(f"peak {name}", got, wanted, 0)
+        return [json.loads(line) for line in ended.stdout.splitlines()]
 
     def exhaust(self):
         """Takes all memory there is, until PyTorch has no more."""
@@ -524,7 +536,7 @@ class Check:
             self.guarded("launch", 120, self.launch)
         for part in [part for part in PARTS[:-1] if part in wanted]:
             if self.launched:
-                self.guarded(part, 90 if part == "cost" else 40, getattr(self, part))
+                self.guarded(part, SECONDS.get(part, 40), getattr(self, part))
         trees.run(self, wanted)
         self.guarded("always", 0, self.closing)
 

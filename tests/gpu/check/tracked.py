@@ -1,4 +1,4 @@
-"""The peaks of `memledger.track`, and torch's own beside them, as JSON: name, what was read, what was allocated. See check.sh."""
+"""The peaks of `memledger.track`, and torch's own beside them, as JSON lines: name, what was read, what was allocated. See check.sh."""
 import json
 
 import memledger
@@ -45,4 +45,5 @@ if hasattr(torch, "compile"):
             return tensor + 1
 
     torch.compile(forward, backend="eager", fullgraph=True)(torch.ones(2, device="cuda"))  # an error where the graph breaks
-print(json.dumps(found))
+for each in found:
+    print(json.dumps(each))

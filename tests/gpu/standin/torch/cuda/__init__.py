@@ -18,6 +18,14 @@ class OutOfMemoryError(RuntimeError):
     pass
 
 
+def is_available():
+    return True
+
+
+def is_bf16_supported():
+    return True
+
+
 def is_initialized():
     return started == os.getpid()
 
@@ -44,7 +52,8 @@ def device_count():
 
 
 def get_device_properties(index):
-    return types.SimpleNamespace(uuid=gpu.read()["gpus"][index]["uuid"].removeprefix("GPU-"))
+    found = gpu.read()["gpus"][getattr(index, "index", index)]
+    return types.SimpleNamespace(uuid=found["uuid"].removeprefix("GPU-"), name="stand-in", total_memory=found["memory"]["total"])
 
 
 def take(size):
@@ -117,17 +126,17 @@ def synchronize():
             gpu.busy(0)
 
 
-def mem_get_info():
+def mem_get_info(device=None):
     memory = gpu.read()["gpus"][0]["memory"]
     total = memory["total"] - memory["reserved"]
     return gpu.free(), total - (4096 * gpu.MIB if gpu.LIE == "torch-total" else 0)
 
 
-def memory_allocated():
+def memory_allocated(device=None):
     return allocated
 
 
-def memory_reserved():
+def memory_reserved(device=None):
     return reserved + (reserved // 10 if gpu.LIE == "torch-growth" else 0)
 
 
