@@ -84,7 +84,7 @@ print(found, alone.peak_bytes // M)
 
 def test_operations_of_two_threads_on_one_device_have_no_peak(receiver, run):
     program = run(f"{BEGIN}{OVERLAP.format(device=0)}sys.stdin.readline()")
-    assert receiver.wait("sample", lambda message: message.get("overlapping"))["overlapping"] == 2
+    assert receiver.wait("sample", lambda message: message.get("overlapping") == 2)
     assert "alloc_peak" not in receiver.wait("operation", lambda message: message["operation"] == "b")["dev"][0]
     program.go()
     assert program.end()[1] in ("{'a': None, 'b': None} 50\n", "{'b': None, 'a': None} 50\n")
