@@ -22,6 +22,8 @@ use crate::runs::{RunFigures, RunRecord};
 
 /// A container whose first process exits with SIGKILL's status within this many seconds after a victim was gone was ended by that kill.
 pub const EXIT_WINDOW: f64 = 5.0;
+/// How soon after a kill its container ends, where nothing delays it, in seconds.
+const KILL_TO_EXIT: f64 = 0.25;
 /// How long to wait for such an exit.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait for it if no process is left in the container.
@@ -293,7 +295,7 @@ impl Reconciler {
     pub(super) fn decide_exits(&mut self, now: Timestamp) {
         for mut pending in std::mem::take(&mut self.pending_exits) {
             self.update_exit(&mut pending.exit, &pending.id);
-            let Some(Decision { reason, ended_by, may_be }) = self.decide_reason(&pending, now) else {
+            let Some(Decision { mut reason, ended_by, may_be }) = self.decide_reason(&pending, now) else {
                 let may_be = self.may_have_ended(&pending);
                 if !pending.stored || may_be != pending.exit.may_be {
                     (pending.stored, pending.exit.may_be) = (true, may_be);
@@ -303,9 +305,13 @@ impl Reconciler {
                 self.pending_exits.push(pending);
                 continue;
             };
+            let kills_are_known = self.has_log_of(pending.exit.at);
+            if self.log_up && !kills_are_known && reason == ExitReason::Killed {
+                reason = ExitReason::Unknown;
+            }
             (pending.exit.reason, pending.exit.ended_by, pending.exit.may_be) =
                 (Some(reason), ended_by, may_be);
-            pending.exit.kernel_log_read = self.log_up;
+            pending.exit.kernel_log_read = kills_are_known;
             let runtime = &pending.exit.subject.runtime;
             pending.exit.requests_known = self.containers.reports_requests(runtime, pending.exit.at);
             self.write_run(&pending);
@@ -316,6 +322,11 @@ impl Reconciler {
             self.totals.count_exit(&exit.subject.identity, reason, exit.exit_code, exit.at);
             self.changes.put_event(LedgerEvent::Exit(exit));
         }
+    }
+
+    /// Returns whether the kernel log was read of the time before an exit.
+    fn has_log_of(&self, exit: f64) -> bool {
+        self.log_up && self.log_since.is_none_or(|since| exit >= since + KILL_TO_EXIT)
     }
 
     /// Writes the record of the run that ended so.

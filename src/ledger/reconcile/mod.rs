@@ -154,6 +154,8 @@ pub struct Reconciler {
     stored_checkpoint: Option<AccountingCheckpoint>,
     next_id: u64,
     pub(super) log_up: bool,
+    /// Unix time from which on kills are known, of a ledger that begins: Docker also tells of ends shortly before.
+    log_since: Option<f64>,
     last_forget: Option<Timestamp>,
 }
 
@@ -203,6 +205,7 @@ impl Reconciler {
             stored_checkpoint: None,
             next_id: contents.last_id + 1,
             log_up: false,
+            log_since: contents.is_new().then(|| now.unix_seconds()),
             last_forget: None,
             config,
         };

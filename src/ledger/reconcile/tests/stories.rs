@@ -515,3 +515,22 @@ fn run_that_no_cycle_sees_has_the_group_and_settings_of_its_events() {
     let record = story.run_record();
     assert_eq!((&*record.group, record.settings.len()), ("vision", 1));
 }
+
+#[test]
+fn end_before_a_new_ledger_read_the_kernel_log_is_not_called_no_oom() {
+    let reason = |ended: f64| {
+        let mut story = Story::new();
+        story.late_event('a', ended - 0.05, 0.1, EventKind::Started);
+        story.late_event(
+            'a',
+            ended,
+            ended.max(0.1),
+            EventKind::Ended { exit_code: Some(137), oom_flag: None },
+        );
+        story.log(2.0, vec![]);
+        story.settle(20.0);
+        story.exits('a').iter().map(|exit| (exit.reason, exit.kernel_log_read)).collect::<Vec<_>>()
+    };
+    assert_eq!(reason(-0.1), [(Some(ExitReason::Unknown), false)]);
+    assert_eq!(reason(1.0), [(Some(ExitReason::Killed), true)]);
+}
