@@ -19,6 +19,10 @@ doctor: cargo ## show what memledger can read on this host
 	$(CARGO) build --release --locked
 	$(SUDO) $(TARGET)/release/memledger doctor $(ARGS)
 
+ps: cargo ## show which containers use RAM and VRAM now, once (ARGS="..." for flags)
+	$(CARGO) build --release --locked
+	$(SUDO) $(TARGET)/release/memledger ps $(ARGS)
+
 why: cargo ## explain what ended a container, or without NAME=... the newest kill or abnormal end on this host
 	$(CARGO) build --release --locked
 	$(SUDO) $(TARGET)/release/memledger why $(NAME) $(ARGS)
@@ -106,4 +110,4 @@ test-packages: dist ## install wheel, deb, tarball, image and Compose files for 
 cargo:
 	@bash -c '. tests/setup/lib.sh; need_cargo'
 
-.PHONY: wheel image test-all test-packages soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run doctor demo test check golden pictures manifests bench
+.PHONY: wheel image test-all test-packages soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench

@@ -32,6 +32,8 @@
 //!                                |
 //!            snapshot   one finished cycle, immutable, shared
 //!                                |
+//!            overview   who uses RAM and VRAM now, for `ps`, `top` and the web page; its last hour
+//!                                |
 //!            sampler    runs the steps above once per interval, on its own thread
 //!                                |
 //!            export     snapshot -> Prometheus text, OTLP, JSON, Markdown: pure functions
@@ -68,6 +70,7 @@ pub mod runs;
 pub mod ledger;
 pub mod explain;
 pub mod snapshot;
+pub mod overview;
 pub mod sampler;
 pub mod export;
 pub mod http;

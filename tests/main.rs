@@ -28,6 +28,7 @@ mod prometheus;
 mod recorded;
 mod roles;
 mod runs;
+mod screens;
 mod serving;
 mod stalls;
 mod settings;

@@ -32,7 +32,7 @@ impl Role {
     pub const ALL: [Role; 3] = [Role::Trainer, Role::DataloaderWorker, Role::Other];
 
     /// Returns the label value.
-    pub fn label(self) -> &'static str {
+    pub const fn label(self) -> &'static str {
         match self {
             Role::Trainer => "trainer",
             Role::DataloaderWorker => "dataloader_worker",

@@ -30,7 +30,8 @@ pub fn request(config: &Config, method: &str, target: &str, accept: &str) -> any
     request_within(config, method, target, accept, TIMEOUT)
 }
 
-fn request_within(
+/// Like [`request`], with the time that connecting, and each read and write, may take.
+pub fn request_within(
     config: &Config,
     method: &str,
     target: &str,

@@ -12,10 +12,13 @@ mod healthcheck;
 mod journal;
 mod kernel_log_file;
 mod nvml_process;
+mod overview_source;
 mod package_files;
+mod ps;
 mod release_gpu;
 mod runs;
 mod serve;
+mod top;
 mod why;
 
 use std::io::{ErrorKind, Write};
@@ -73,6 +76,8 @@ fn command(form: FlagForm) -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .disable_help_subcommand(form == FlagForm::Completion)
+        .subcommand(flags(ps::command(), CommandSettings::SAMPLER))
+        .subcommand(flags(top::command(), CommandSettings::SAMPLER))
         .subcommand(flags(why::command(), CommandSettings::HOST))
         .subcommand(flags(events::command(), CommandSettings::HOST))
         .subcommand(flags(runs::list_command(), CommandSettings::LEDGER))
@@ -108,12 +113,16 @@ pub fn run() -> ExitCode {
         Some(("doctor", matches)) => with_config(matches, |config| doctor::run(config, matches)),
         Some(("events", matches)) => with_config(matches, |config| events::run(config, matches)),
         Some(("healthcheck", matches)) => with_config(matches, |config| healthcheck::run(&config)),
+        Some(("ps", matches)) => with_quiet_config(matches, Level::ERROR, |config| ps::run(&config, matches)),
         Some(("package-files", matches)) => package_files::run(command, matches),
         Some(("advise", matches)) => with_config(matches, |config| runs::advise(&config, matches)),
         Some(("runs", matches)) => with_config(matches, |config| runs::list(&config, matches)),
         Some(("compare", matches)) => with_config(matches, |config| runs::compare(&config, matches)),
         Some(("report", matches)) => with_config(matches, |config| runs::report(&config, matches)),
         Some(("release-gpu", matches)) => with_config(matches, |config| release_gpu::run(&config)),
+        Some(("top", matches)) => {
+            with_quiet_config(matches, Level::ERROR, |config| top::run(&config, matches))
+        }
         Some(("why", matches)) => with_config(matches, |config| why::run(config, matches)),
         _ => Ok(ExitCode::from(USAGE)),
     };
@@ -133,18 +142,26 @@ fn with_config(
     matches: &ArgMatches,
     verb: impl FnOnce(Config) -> anyhow::Result<ExitCode>,
 ) -> anyhow::Result<ExitCode> {
-    match Config::load_for_query(matches) {
-        Ok(config) => {
-            init_log(&config, None);
-            verb(config)
-        }
-        Err(error) => Err(error.into()),
-    }
+    let config = Config::load_for_query(matches)?;
+    init_log(&config, config.log_level, None);
+    verb(config)
+}
+
+/// Like [`with_config`], for a command that shows a screen: at most lines of this level, of what only a service tells.
+fn with_quiet_config(
+    matches: &ArgMatches,
+    max: Level,
+    verb: impl FnOnce(Config) -> anyhow::Result<ExitCode>,
+) -> anyhow::Result<ExitCode> {
+    let config = Config::load_for_query(matches)?;
+    init_log(&config, config.log_level.min(max), None);
+    verb(config)
 }
 
 fn serve(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let config = Config::load(matches)?;
-    let spans = init_log(&config, config.otlp.as_ref().filter(|otlp| otlp.traces.is_some()));
+    let spans =
+        init_log(&config, config.log_level, config.otlp.as_ref().filter(|otlp| otlp.traces.is_some()));
     serve::run(config, spans)
 }
 
@@ -157,10 +174,10 @@ fn print(text: &str) -> std::io::Result<()> {
     }
 }
 
-/// Starts the log: memledger's own lines at the configured level, warnings of libraries. And the recording of spans, if traces are
+/// Starts the log: memledger's own lines at this level, warnings of libraries. And the recording of spans, if traces are
 /// exported.
-fn init_log(config: &Config, traced: Option<&OtlpSettings>) -> Option<SpanQueue> {
-    let lines = Targets::new().with_target("memledger", config.log_level).with_default(Level::WARN);
+fn init_log(config: &Config, level: Level, traced: Option<&OtlpSettings>) -> Option<SpanQueue> {
+    let lines = Targets::new().with_target("memledger", level).with_default(level.min(Level::WARN));
     // spans are not for the log
     let is_line = |metadata: &Metadata<'_>| metadata.is_event();
     let lines = lines.and(filter_fn(is_line).with_max_level_hint(LevelFilter::TRACE));

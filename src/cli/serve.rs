@@ -30,9 +30,8 @@ use crate::sampler::stalled::IndependentSources;
 use crate::text::error_chain;
 use export::start_exporter;
 use servers::{Servers, bind_control_socket, check_outlets, listen, log_settings, print_startup_summary};
-use sources::{
-    SamplerThread, refresh_partial, serve_through_stalls, start_reporter, start_runtimes, start_sampler,
-};
+pub(super) use sources::start_runtimes;
+use sources::{SamplerThread, refresh_partial, serve_through_stalls, start_reporter, start_sampler};
 
 /// Time for requests in progress to finish after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);

@@ -74,6 +74,9 @@ impl CommandSettings {
         shown: &["state.path", "local.socket", "docker.socket", "podman.socket", "cri.endpoint"],
         hidden: &["cri.", "container.", "oom.", "path.", "log."],
     };
+    /// Of commands that ask the memledger that runs, or sample this host.
+    pub const SAMPLER: Self =
+        Self { hidden: &["cri.", "container.", "oom.", "path.", "log.", "gpu.", "collector."], ..Self::HOST };
     /// Of commands that ask the memledger that runs.
     pub const CONTROL: Self = Self { shown: &["local.socket"], hidden: &["state.path", "log."] };
     /// Of `healthcheck`.

@@ -1,12 +1,10 @@
 //! The page at `/`: version, links, and the memory of the running containers.
 
 use std::fmt::Write;
-use std::sync::Arc;
 
-use super::snapshot_cache::{NoSnapshot, RenderedSnapshot};
-use crate::catalog::FamilyId;
-use crate::series::human_bytes;
-use crate::snapshot::Snapshot;
+use super::snapshot_cache::NoSnapshot;
+use crate::overview::Overview;
+use crate::overview::table::{CONTAINERS, Cells, GPUS, Kind, host_line};
 
 const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}\
 table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #d8dee4}\
@@ -17,11 +15,11 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}small{color:#57606a
 const MAX_ROWS: usize = 50;
 
 /// Renders the page.
-pub fn page(telemetry_path: &str, newest: Result<Arc<RenderedSnapshot>, NoSnapshot>) -> String {
+pub fn page(telemetry_path: &str, overview: Result<Overview, NoSnapshot>) -> String {
     let mut body = String::new();
-    match newest {
+    match overview {
         Err(reason) => drop(write!(body, "<p>No data: {reason}.</p>")),
-        Ok(newest) => table(&newest, &mut body),
+        Ok(overview) => containers(&overview, &mut body),
     }
     format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>memledger</title>\
@@ -39,52 +37,34 @@ pub fn page(telemetry_path: &str, newest: Result<Arc<RenderedSnapshot>, NoSnapsh
     )
 }
 
-fn table(newest: &RenderedSnapshot, body: &mut String) {
-    let snapshot = newest.snapshot();
-    let unreclaimable = by_container(snapshot, FamilyId::CONTAINER_MEMORY_UNRECLAIMABLE);
-    let others = [
-        FamilyId::CONTAINER_MEMORY_WORKING_SET,
-        FamilyId::CONTAINER_MEMORY_EFFECTIVE_LIMIT,
-        FamilyId::CONTAINER_GPU_MEMORY,
-    ]
-    .map(|family| by_container(snapshot, family));
-    let mut rows: Vec<usize> = (0..snapshot.running).collect();
-    rows.sort_by(|a, b| {
-        let size = |number: usize| unreclaimable[number].unwrap_or(-1.0);
-        size(*b).total_cmp(&size(*a))
-    });
-    let _ = write!(body, "<p>Running containers: {}.</p>", snapshot.running);
-    if rows.is_empty() {
-        return;
-    }
-    body.push_str(
-        "<table><tr><th>Container</th><th class=n>Unreclaimable</th><th class=n>Working set</th>\
-         <th class=n>Limit</th><th class=n>GPU memory</th></tr>",
-    );
-    let cell = |value: Option<f64>| value.map_or_else(|| "&ndash;".to_owned(), human_bytes);
-    for number in rows.iter().copied().take(MAX_ROWS) {
-        let name = escape(&snapshot.containers[number].identity.name);
-        let _ = write!(body, "<tr><td>{name}</td><td class=n>{}</td>", cell(unreclaimable[number]));
-        for values in &others {
-            let _ = write!(body, "<td class=n>{}</td>", cell(values[number]));
+fn containers(overview: &Overview, body: &mut String) {
+    let _ = write!(body, "<p>Running containers: {}.</p>", overview.containers.len());
+    if !overview.containers.is_empty() {
+        let shown = &overview.containers[..overview.containers.len().min(MAX_ROWS)];
+        table(&Cells::of(&CONTAINERS, shown, overview.at, 0), body);
+        if overview.containers.len() > MAX_ROWS {
+            let _ = write!(body, "<p><small>and {} more</small></p>", overview.containers.len() - MAX_ROWS);
         }
-        body.push_str("</tr>");
     }
-    body.push_str("</table>");
-    if rows.len() > MAX_ROWS {
-        let _ = write!(body, "<p><small>and {} more</small></p>", rows.len() - MAX_ROWS);
+    if !overview.gpus.is_empty() {
+        table(&Cells::of(&GPUS, &overview.gpus, overview.at, 0), body);
     }
+    let _ = write!(body, "<p>{}</p>", escape(&host_line(&overview.host)));
 }
 
-/// Returns the sum of a family's rows for each running container; `None` where it has none.
-fn by_container(snapshot: &Snapshot, family: FamilyId) -> Vec<Option<f64>> {
-    let mut sums = vec![None; snapshot.running];
-    for row in snapshot.family(family) {
-        if let Some(sum) = sums.get_mut(row.container as usize) {
-            *sum = Some(sum.unwrap_or(0.0) + row.value);
+fn table(cells: &Cells, body: &mut String) {
+    let class = |kind: Kind| if kind == Kind::Number { " class=n" } else { "" };
+    body.push_str("<table><tr>");
+    for (title, kind) in &cells.columns {
+        let _ = write!(body, "<th{}>{title}</th>", class(*kind));
+    }
+    for row in &cells.rows {
+        body.push_str("</tr><tr>");
+        for (cell, (_, kind)) in row.iter().zip(&cells.columns) {
+            let _ = write!(body, "<td{}>{}</td>", class(*kind), escape(cell));
         }
     }
-    sums
+    body.push_str("</tr></table>");
 }
 
 /// Escapes text for HTML: names of containers are untrusted.

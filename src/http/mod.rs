@@ -12,6 +12,7 @@ mod index_page;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
 mod limits;
+mod overview;
 mod pages;
 mod query;
 mod runs;
@@ -52,6 +53,7 @@ use crate::discover::Container;
 use crate::export::prometheus;
 use crate::gpu::DriverState;
 use crate::ledger::store::EventReader;
+use crate::overview::{Details, Overview};
 use crate::reporter::ReporterState;
 use crate::stats::http_stats::RejectReason;
 use crate::text::nearest;
@@ -96,6 +98,11 @@ struct HttpState {
 impl HttpState {
     fn newest(&self) -> Result<Arc<RenderedSnapshot>, NoSnapshot> {
         self.snapshot_cache.newest(Timestamp::now(), self.stale_after)
+    }
+
+    /// Returns the overview of the newest snapshot.
+    fn overview(&self, details: Details<'_>) -> Result<Overview, NoSnapshot> {
+        Ok(self.snapshot_cache.overview(self.newest()?.snapshot(), details))
     }
 
     /// Returns the containers that ran in the newest cycle.
@@ -192,6 +199,7 @@ pub fn router(
     });
     let api = Router::new()
         .route("/api/v1/containers", get(containers))
+        .route("/api/v1/overview", get(overview::route))
         .route("/api/v1/events", get(events::route))
         .route("/api/v1/runs", get(runs::list))
         .route("/api/v1/runs/{run}", get(runs::newest))
@@ -293,7 +301,11 @@ async fn landing_page(
     State(shared): State<Arc<HttpState>>,
     permit: Option<Extension<RequestPermit>>,
 ) -> Response {
-    match run_blocking(permit, move || Ok(index_page::page(&shared.telemetry_path, shared.newest()))).await {
+    match run_blocking(permit, move || {
+        Ok(index_page::page(&shared.telemetry_path, shared.overview(Details::None)))
+    })
+    .await
+    {
         Ok(page) => ([(header::CONTENT_TYPE, "text/html; charset=UTF-8")], page).into_response(),
         Err(response) => response,
     }

@@ -1,13 +1,15 @@
 //! The newest snapshot and its rendered text, which is made on the first request and shared by all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::body::Bytes;
 
 use crate::clock::Timestamp;
 use crate::export::{self, json, prometheus};
+use crate::overview::history::Recorder;
+use crate::overview::{Details, Overview};
 use crate::snapshot::Snapshot;
 
 /// A snapshot with its rendered forms.
@@ -89,6 +91,8 @@ pub struct SnapshotCache {
     partial: RwLock<Option<Arc<RenderedSnapshot>>>,
     /// Cycles fail: the newest snapshot will not be replaced soon.
     is_failing: AtomicBool,
+    /// What overviews need of earlier snapshots.
+    recorder: Mutex<Recorder>,
 }
 
 impl Default for SnapshotCache {
@@ -98,6 +102,7 @@ impl Default for SnapshotCache {
             newest: RwLock::default(),
             partial: RwLock::default(),
             is_failing: AtomicBool::default(),
+            recorder: Mutex::default(),
         }
     }
 }
@@ -105,8 +110,14 @@ impl Default for SnapshotCache {
 impl SnapshotCache {
     /// Replaces the newest snapshot.
     pub fn publish(&self, snapshot: Snapshot) {
+        self.recorder.lock().unwrap_or_else(PoisonError::into_inner).add(&snapshot);
         *self.newest.write().unwrap_or_else(PoisonError::into_inner) = Some(RenderedSnapshot::of(snapshot));
         self.is_failing.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns the overview of a snapshot.
+    pub fn overview(&self, snapshot: &Snapshot, details: Details<'_>) -> Overview {
+        Overview::of(snapshot, &self.recorder.lock().unwrap_or_else(PoisonError::into_inner), details)
     }
 
     /// From now on, until the next snapshot, the newest one is not served.

@@ -44,7 +44,7 @@ install_packages() {
 # is in procps.
 step_packages() {
   local wanted=(gcc libc6-dev ca-certificates procps util-linux mount iproute2 python3-minimal libpython3-stdlib python3-venv
-    libpython3.11 openssl curl)
+    libpython3.11 openssl curl tmux)
   # Another engine than Debian's must not be replaced by it.
   has dockerd || wanted+=(docker.io)
   has docker-init || wanted+=(tini)

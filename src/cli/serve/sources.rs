@@ -45,7 +45,10 @@ pub(super) fn start_reporter(config: &Config, waker: Arc<Waker>) -> Option<Arc<R
 }
 
 /// Starts a task per container runtime.
-pub(super) fn start_runtimes(config: &Config, ledger_service: &LedgerService) -> Vec<Arc<RuntimeState>> {
+pub(in crate::cli) fn start_runtimes(
+    config: &Config,
+    ledger_service: &LedgerService,
+) -> Vec<Arc<RuntimeState>> {
     let shared_state = ledger_service.shared_state();
     let mut sources = Vec::new();
     if !config.cri.sockets.is_empty() {

@@ -1,0 +1,209 @@
+//! Where `ps` and `top` have their overview from: `memledger serve`, or without one this process, which samples the host itself.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::runtime::Runtime;
+
+use super::control;
+use super::event_source::LedgerSource;
+use super::serve::start_runtimes;
+use crate::clock::Timestamp;
+use crate::config::Config;
+use crate::events::LedgerEvent;
+use crate::explain::live::Addition;
+use crate::gpu::DriverState;
+use crate::ledger::service::{LedgerService, ServiceHandle};
+use crate::ledger::store::Query;
+use crate::overview::history::Recorder;
+use crate::overview::{Details, Overview};
+use crate::sampler::stalled::IndependentSources;
+use crate::sampler::{CycleOutcome, Sampler, run_until};
+use crate::snapshot::Snapshot;
+
+/// How old the kills may be that are shown, in seconds.
+const KILLS_SINCE: f64 = 86_400.0;
+/// Time between two samples of one's own.
+const OWN_INTERVAL: Duration = Duration::from_secs(1);
+/// Samples after which rates are known, and the longest wait for them.
+const SAMPLES_FOR_RATES: u32 = 2;
+const SAMPLES_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a driver may take to be closed at the end.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Where the overview comes from.
+pub enum OverviewSource {
+    /// The memledger that runs on this host.
+    Served(Box<Config>),
+    /// This process.
+    Own(Box<OwnSampler>),
+}
+
+impl OverviewSource {
+    /// Asks the memledger that runs; without one, begins to sample.
+    ///
+    /// # Errors
+    /// The one that runs refuses, or this process cannot sample.
+    pub fn open(config: &Config, timeout: Duration) -> anyhow::Result<Self> {
+        if control::is_available(config, timeout) {
+            return Ok(Self::Served(Box::new(config.clone())));
+        }
+        Ok(Self::Own(Box::new(OwnSampler::start(config)?)))
+    }
+
+    /// Returns whether `memledger serve` is the source.
+    pub fn is_served(&self) -> bool {
+        matches!(self, Self::Served(_))
+    }
+
+    /// Returns the newest overview, with rates where two samples were taken.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn overview(&self, details: Details<'_>, timeout: Duration) -> anyhow::Result<Overview> {
+        let config = match self {
+            Self::Own(sampler) => return sampler.overview(details),
+            Self::Served(config) => config,
+        };
+        let target = match details {
+            Details::None => "/api/v1/overview".to_owned(),
+            Details::Processes => "/api/v1/overview?processes".to_owned(),
+            Details::Of(id) => format!("/api/v1/overview?container={}", control::percent_encoded(id)),
+        };
+        match control::request_within(config, "GET", &target, "application/json", timeout)? {
+            (200, body) => serde_json::from_str(&body).context("memledger serve is of another version"),
+            (_, text) => bail!("{}", text.trim_end()),
+        }
+    }
+}
+
+/// Returns OOM kills and CUDA out-of-memory errors of the last day, the newest first: of the ledger, and those that only this host
+/// knows. And why the ledger cannot be read.
+pub fn newest_kills(config: &Config) -> (Vec<LedgerEvent>, Option<String>) {
+    let now = Timestamp::now();
+    let since = Some(now.unix_seconds() - KILLS_SINCE);
+    let query = Query { since, only_notable: true, ..Query::default() };
+    let (ledger, host, note) = LedgerSource::open_with_host(config, now, None);
+    let known = ledger.events(&query).unwrap_or_default();
+    let Addition { events, replaced } = host.addition(&known, &query);
+    let known = known.into_iter().filter(|event| !replaced.contains_key(&event.id()));
+    let mut kills: Vec<LedgerEvent> = known.chain(events).collect();
+    kills.retain(|event| matches!(event, LedgerEvent::OomKill(_) | LedgerEvent::CudaOom(_)));
+    kills.sort_by(|one, other| other.at().total_cmp(&one.at()));
+    (kills, note)
+}
+
+/// What the sampling thread passes on.
+#[derive(Default)]
+struct Sampled {
+    newest: Option<Snapshot>,
+    recorder: Option<Recorder>,
+    samples: u32,
+    is_failing: bool,
+}
+
+/// A sampler like that of `memledger serve`, without its ledger, listeners and socket.
+pub struct OwnSampler {
+    sampled: Arc<Mutex<Sampled>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    driver_state: Arc<DriverState>,
+    ledger: Option<ServiceHandle>,
+    runtime: Option<Runtime>,
+}
+
+impl OwnSampler {
+    fn start(config: &Config) -> anyhow::Result<Self> {
+        let mut config = config.clone();
+        (config.state.path, config.sample_interval) = (None, OWN_INTERVAL);
+        config.collectors.remove("own");
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let guard = runtime.enter();
+        let driver_state = Arc::new(DriverState::default());
+        let independent = IndependentSources::new(&config, Arc::clone(&driver_state), Arc::default());
+        let service = LedgerService::open(&config)?;
+        let shared_state = service.shared_state();
+        let sources = start_runtimes(&config, &service);
+        let ledger = service.start(sources.clone(), None, None)?;
+        let sampler = Sampler::new(&config, sources, shared_state, &independent);
+        let sampled = Arc::new(Mutex::new(Sampled {
+            recorder: Some(Recorder::with_interval(OWN_INTERVAL.as_secs_f64())),
+            ..Sampled::default()
+        }));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (results, stopped) = (Arc::clone(&sampled), Arc::clone(&stop));
+        let body = move || {
+            run_until(sampler, OWN_INTERVAL, &stopped, |outcome| {
+                let mut sampled = results.lock().unwrap_or_else(PoisonError::into_inner);
+                match outcome {
+                    CycleOutcome::Finished(snapshot) => {
+                        if let Some(recorder) = &mut sampled.recorder {
+                            recorder.add(&snapshot);
+                        }
+                        sampled.newest = Some(snapshot);
+                        sampled.samples += 1;
+                    }
+                    CycleOutcome::Failing => sampled.is_failing = true,
+                }
+            });
+        };
+        let thread = std::thread::Builder::new().name("cycle".into()).spawn(body)?;
+        drop(guard);
+        let (thread, ledger, runtime) = (Some(thread), Some(ledger), Some(runtime));
+        Ok(Self { sampled, stop, thread, driver_state, ledger, runtime })
+    }
+
+    /// Waits until rates are known.
+    ///
+    /// # Errors
+    /// Sampling hangs, or fails.
+    pub fn wait_for_rates(&self) -> anyhow::Result<()> {
+        let began = Timestamp::now();
+        loop {
+            let sampled = self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
+            if sampled.samples >= SAMPLES_FOR_RATES {
+                return Ok(());
+            }
+            if sampled.is_failing {
+                bail!("sampling this host fails, which is a bug in memledger; memledger doctor may say more");
+            }
+            drop(sampled);
+            if Timestamp::now().since(began) > SAMPLES_TIMEOUT {
+                bail!(
+                    "sampling this host takes longer than {SAMPLES_TIMEOUT:?}; memledger doctor shows what hangs"
+                );
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn overview(&self, details: Details<'_>) -> anyhow::Result<Overview> {
+        let sampled = self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
+        let (Some(newest), Some(recorder)) = (&sampled.newest, &sampled.recorder) else {
+            bail!("the first sample is not finished yet");
+        };
+        Ok(Overview::of(newest, recorder, details))
+    }
+}
+
+impl Drop for OwnSampler {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+        }
+        self.driver_state.stop();
+        if let Some(ledger) = self.ledger.take() {
+            ledger.stop(CLOSE_TIMEOUT);
+        }
+        let began = Timestamp::now();
+        while !self.driver_state.is_closed() && Timestamp::now().since(began) < CLOSE_TIMEOUT {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

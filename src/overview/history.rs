@@ -1,0 +1,350 @@
+//! What takes more than one snapshot: rates, the last hour, and growth.
+
+use std::collections::{HashMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::Rows;
+use crate::catalog::FamilyId;
+use crate::discover::ContainerId;
+use crate::snapshot::Snapshot;
+
+/// Length of the history, in seconds.
+pub const SPAN: f64 = 3600.0;
+/// Seconds of a point, and with more than [`MANY`] containers.
+const STEP: f64 = 5.0;
+const COARSE_STEP: f64 = 10.0;
+const MANY: usize = 100;
+/// Containers with a history; those that ended first lose theirs first.
+const MAX_TRACKS: usize = 256;
+
+/// Time in which growth is looked for, in two halves, and the shortest run of which it is said.
+const GROWTH_WINDOW: f64 = 1800.0;
+/// Least growth from half to half: in bytes, and as a share of the limit.
+const MIN_GROWTH: f64 = (64 << 20) as f64;
+const MIN_GROWTH_SHARE: f64 = 0.01;
+
+/// A point of a history. Memory is the highest in its step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Unreclaimable memory in [`UNIT`]s, or [`UNKNOWN`].
+    memory: u32,
+    /// GPU memory in [`UNIT`]s, or [`UNKNOWN`].
+    gpu: u32,
+}
+
+/// Bytes of the unit of a point.
+const UNIT: f64 = 65_536.0;
+const UNKNOWN: u32 = u32::MAX;
+
+impl Point {
+    /// Nothing is known of this time.
+    const GAP: Point = Point { memory: UNKNOWN, gpu: UNKNOWN };
+
+    fn of(memory: Option<f64>, gpu: Option<f64>) -> Self {
+        let units = |bytes: Option<f64>| bytes.map_or(UNKNOWN, |bytes| (bytes / UNIT).round() as u32);
+        Self { memory: units(memory), gpu: units(gpu) }
+    }
+
+    fn highest(self, other: Self) -> Self {
+        let highest = |one: u32, other: u32| match (one, other) {
+            (UNKNOWN, value) | (value, UNKNOWN) => value,
+            (one, other) => one.max(other),
+        };
+        Self { memory: highest(self.memory, other.memory), gpu: highest(self.gpu, other.gpu) }
+    }
+
+    /// Returns the unreclaimable memory in bytes.
+    pub fn memory_bytes(self) -> Option<f64> {
+        (self.memory != UNKNOWN).then(|| f64::from(self.memory) * UNIT)
+    }
+
+    /// Returns the GPU memory in bytes.
+    pub fn gpu_bytes(self) -> Option<f64> {
+        (self.gpu != UNKNOWN).then(|| f64::from(self.gpu) * UNIT)
+    }
+}
+
+/// The last hour of a container.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Track {
+    /// Seconds of a step.
+    pub step: f64,
+    /// Number of the newest step, counted from 1970.
+    newest: u64,
+    /// Points, a step apart, the newest last.
+    pub points: VecDeque<Point>,
+}
+
+impl Track {
+    /// Begins without a point.
+    pub fn new(step: f64) -> Self {
+        Self { step, newest: 0, points: VecDeque::new() }
+    }
+
+    /// Adds what was in use at a time, in bytes.
+    pub fn add(&mut self, at: f64, memory: Option<f64>, gpu: Option<f64>) {
+        self.add_point(at, Point::of(memory, gpu));
+    }
+
+    fn add_point(&mut self, at: f64, point: Point) {
+        let number = (at / self.step) as u64;
+        match self.points.back_mut() {
+            Some(last) if number <= self.newest => *last = last.highest(point),
+            _ => {
+                let length = (SPAN / self.step) as usize;
+                let missed = if self.points.is_empty() { 0 } else { number - self.newest - 1 };
+                for _ in 0..missed.min(length as u64) {
+                    self.points.push_back(Point::GAP);
+                }
+                self.points.push_back(point);
+                let surplus = self.points.len().saturating_sub(length);
+                drop(self.points.drain(..surplus));
+                self.newest = number;
+            }
+        }
+    }
+
+    /// Returns the same with longer steps.
+    fn coarser(&self, step: f64) -> Self {
+        let mut track = Self::new(step);
+        for (at, point) in self.timed() {
+            track.add_point(at, point);
+        }
+        track
+    }
+
+    /// Returns the points with the time at which each begins.
+    pub fn timed(&self) -> impl Iterator<Item = (f64, Point)> {
+        let first = self.newest + 1 - self.points.len() as u64;
+        self.points
+            .iter()
+            .enumerate()
+            .map(move |(number, point)| ((first + number as u64) as f64 * self.step, *point))
+    }
+
+    /// Returns the growth of the memory in bytes per second: of what it falls back to, from one half of the window to the other.
+    fn growth(&self, now: f64, limit: Option<f64>) -> Option<f64> {
+        let lowest = |from: f64, to: f64| {
+            let points = self.timed().filter(|(at, _)| (from..to).contains(at));
+            points.filter_map(|(_, point)| point.memory_bytes()).reduce(f64::min)
+        };
+        let (begin, middle) = (now - GROWTH_WINDOW, now - GROWTH_WINDOW / 2.0);
+        if self.timed().next()?.0 > begin {
+            return None;
+        }
+        let grown = lowest(middle, f64::INFINITY)? - lowest(begin, middle)?;
+        let least = MIN_GROWTH.max(limit.unwrap_or(0.0) * MIN_GROWTH_SHARE);
+        (grown >= least).then_some(grown / (GROWTH_WINDOW / 2.0))
+    }
+}
+
+/// CPU of a container.
+#[derive(Clone, Copy, Debug)]
+struct Cpu {
+    /// Seconds so far.
+    seconds: f64,
+    /// Cores in use since the snapshot before; `None` for one that was not in it.
+    cores: Option<f64>,
+}
+
+/// Keeps what later overviews need of each snapshot.
+#[derive(Debug)]
+pub struct Recorder {
+    /// Snapshots that come sooner after the last one that was recorded are left out.
+    min_interval: f64,
+    /// Unix time of that one.
+    recorded: f64,
+    cpu: HashMap<ContainerId, Cpu>,
+    /// Seconds for which a task of the host waited for memory.
+    waiting_seconds: Option<f64>,
+    memory_waiting_ratio: Option<f64>,
+    step: f64,
+    tracks: HashMap<ContainerId, Track>,
+}
+
+impl Default for Recorder {
+    /// For a service: rates are those of a step.
+    fn default() -> Self {
+        Self::with_interval(STEP)
+    }
+}
+
+impl Recorder {
+    /// Rates are at least those of this many seconds.
+    pub fn with_interval(seconds: f64) -> Self {
+        Self {
+            min_interval: seconds,
+            recorded: 0.0,
+            cpu: HashMap::new(),
+            waiting_seconds: None,
+            memory_waiting_ratio: None,
+            step: STEP,
+            tracks: HashMap::new(),
+        }
+    }
+
+    /// Records a snapshot.
+    pub fn add(&mut self, snapshot: &Snapshot) {
+        let (rows, at) = (Rows(snapshot), snapshot.finished.unix_seconds());
+        let since = at - self.recorded;
+        if (0.0..self.min_interval * 0.9).contains(&since) {
+            return;
+        }
+        self.recorded = at;
+        let per_second = |now: f64, before: f64| (since > 0.0).then_some((now - before).max(0.0) / since);
+        let waiting = rows.global(FamilyId::HOST_PRESSURE_WAITING);
+        self.memory_waiting_ratio =
+            waiting.zip(self.waiting_seconds).and_then(|(now, before)| per_second(now, before));
+        self.waiting_seconds = waiting;
+        let running = &snapshot.containers[..snapshot.running];
+        let before = std::mem::take(&mut self.cpu);
+        let cpu = running.iter().zip(rows.by_container(FamilyId::CONTAINER_CPU));
+        self.cpu = cpu
+            .filter_map(|(container, seconds)| {
+                let before = before.get(&container.id).map(|before| before.seconds);
+                let cores = before.and_then(|before| per_second(seconds?, before));
+                Some((container.id.clone(), Cpu { seconds: seconds?, cores }))
+            })
+            .collect();
+        let memory = rows.by_container(FamilyId::CONTAINER_MEMORY_UNRECLAIMABLE);
+        let gpu = rows.by_container(FamilyId::CONTAINER_GPU_MEMORY);
+        for (container, (memory, gpu)) in running.iter().zip(memory.into_iter().zip(gpu)) {
+            if !self.tracks.contains_key(&container.id) {
+                self.make_room();
+            }
+            let new = || Track::new(self.step);
+            self.tracks.entry(container.id.clone()).or_insert_with(new).add(at, memory, gpu);
+        }
+        self.tracks.retain(|_, track| (track.newest as f64 + 1.0) * track.step > at - SPAN);
+        self.coarsen();
+    }
+
+    /// Removes the history of the container that was seen longest ago, if there are too many.
+    fn make_room(&mut self) {
+        while self.tracks.len() >= MAX_TRACKS {
+            let oldest = self.tracks.iter().min_by_key(|(_, track)| track.newest).map(|(id, _)| id.clone());
+            if let Some(id) = oldest {
+                self.tracks.remove(&id);
+            }
+        }
+    }
+
+    /// Lengthens the steps where there are many containers. They stay so until few are left.
+    fn coarsen(&mut self) {
+        let step = match self.tracks.len() {
+            many if many > MANY => COARSE_STEP,
+            few if few <= MANY / 2 => STEP,
+            _ => self.step,
+        };
+        if step > self.step {
+            self.tracks = std::mem::take(&mut self.tracks)
+                .into_iter()
+                .map(|(id, track)| (id, track.coarser(step)))
+                .collect();
+        }
+        self.step = step; // finer ones are those of new containers
+    }
+
+    /// Returns the last hour of a container.
+    pub fn track(&self, id: &ContainerId) -> Option<&Track> {
+        self.tracks.get(id)
+    }
+
+    pub(super) fn cpu_cores(&self, id: &ContainerId) -> Option<f64> {
+        self.cpu.get(id)?.cores
+    }
+
+    pub(super) fn memory_waiting_ratio(&self) -> Option<f64> {
+        self.memory_waiting_ratio
+    }
+
+    /// Returns the growth of a container in bytes per second. `None` without, and in its first half hour.
+    pub(super) fn growth(
+        &self,
+        id: &ContainerId,
+        now: f64,
+        started: Option<f64>,
+        limit: Option<f64>,
+    ) -> Option<f64> {
+        if started.is_some_and(|started| now - started < GROWTH_WINDOW) {
+            return None;
+        }
+        self.tracks.get(id)?.growth(now, limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: f64 = (1 << 30) as f64;
+
+    fn track(minutes: u64, memory: impl Fn(u64) -> Option<f64>) -> Track {
+        let mut track = Track::new(STEP);
+        for second in (0..minutes * 60).step_by(5) {
+            if let Some(memory) = memory(second) {
+                track.add(second as f64, Some(memory), None);
+            }
+        }
+        track
+    }
+
+    #[test]
+    fn gap_is_a_gap_and_an_hour_is_kept() {
+        let found = track(90, |second| (!(5000..5100).contains(&second)).then_some(GIB));
+        assert_eq!(found.points.len(), 720);
+        let gaps: Vec<f64> =
+            found.timed().filter(|(_, point)| point.memory_bytes().is_none()).map(|(at, _)| at).collect();
+        assert_eq!((gaps.len(), gaps[0]), (20, 5000.0));
+        let mut long = found.clone();
+        long.add(1e6, Some(2.0 * GIB), Some(GIB));
+        assert_eq!(long.points.len(), 720);
+        assert_eq!(long.points.back().and_then(|point| point.gpu_bytes()), Some(GIB));
+        assert_eq!(long.points.iter().filter(|point| point.memory_bytes().is_some()).count(), 1);
+    }
+
+    #[test]
+    fn longer_steps_keep_the_highest() {
+        let fine = track(30, |second| Some(if second == 605 { 3.0 * GIB } else { GIB }));
+        let coarse = fine.coarser(COARSE_STEP);
+        assert_eq!(coarse.points.len(), 180);
+        let highest: Vec<_> =
+            coarse.timed().filter(|(_, point)| point.memory_bytes() > Some(2.0 * GIB)).collect();
+        assert_eq!((highest.len(), highest[0].0), (1, 600.0));
+    }
+
+    #[test]
+    fn growth_is_that_of_what_memory_falls_back_to() {
+        // a saw that does not rise, one that does, a step within the half, and a short history
+        let saw = |second: u64| (second % 300) as f64 / 300.0 * GIB;
+        let now = 3600.0;
+        let of = |found: Track| found.growth(now, Some(100.0 * GIB));
+        assert_eq!(of(track(60, |second| Some(GIB + saw(second)))), None);
+        let rising = of(track(60, |second| Some(saw(second) + second as f64 * GIB / 300.0))).expect("growth");
+        assert!((rising * 300.0 / GIB - 1.0).abs() < 0.01, "{rising}");
+        assert_eq!(of(track(60, |second| Some(if second > 3000 { 9.0 * GIB } else { GIB }))), None);
+        assert_eq!(of(track(60, |second| (second > 2000).then_some(second as f64 * GIB))), None);
+        // less than a hundredth of the limit
+        assert_eq!(of(track(60, |second| Some(second as f64 * GIB / 3600.0))), None);
+    }
+
+    #[test]
+    fn memory_of_many_histories_is_bounded() {
+        let bytes = |containers: usize| {
+            let mut recorder = Recorder::default();
+            for number in 0..containers {
+                let mut full = track(60, |_| Some(GIB));
+                full.points.shrink_to_fit();
+                recorder.make_room();
+                recorder.tracks.insert(ContainerId::new(&format!("{number:064}")), full);
+                recorder.coarsen();
+            }
+            let points: usize = recorder.tracks.values().map(|track| track.points.capacity()).sum();
+            (recorder.tracks.len(), points * size_of::<Point>())
+        };
+        assert!(bytes(100).1 <= 3 << 19, "1.5 MiB, with 100: {}", bytes(100).1);
+        let (kept, size) = bytes(1000);
+        assert!(kept == MAX_TRACKS && size <= 2 << 20, "{kept} {size}");
+    }
+}

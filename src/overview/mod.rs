@@ -1,0 +1,432 @@
+//! What the screens show: who uses RAM and VRAM now, and who is nearest to a limit. One document for `ps`, `top` and the page at `/`.
+
+pub mod history;
+pub mod table;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::attribute::{ContainerProcess, Role};
+use crate::catalog::FamilyId;
+use crate::series::{Label, NONE, Row};
+use crate::snapshot::Snapshot;
+use history::{Recorder, Track};
+
+/// What uses the memory of this host and of its GPUs. Amounts are in bytes; what is unknown is absent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Overview {
+    /// Unix time of the cycle.
+    pub at: f64,
+    /// The host.
+    pub host: HostUse,
+    /// The GPUs, and their MIG instances.
+    pub gpus: Vec<GpuOverview>,
+    /// Running containers, the one that is nearest to its limit first.
+    pub containers: Vec<ContainerUse>,
+}
+
+/// The memory of the host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HostUse {
+    /// All of it.
+    pub memory_total_bytes: Option<f64>,
+    /// What can be given out without swapping, as the kernel estimates it.
+    pub memory_available_bytes: Option<f64>,
+    /// Swap.
+    pub swap_total_bytes: Option<f64>,
+    /// Swap in use.
+    pub swap_used_bytes: Option<f64>,
+    /// Share of the last seconds in which at least one task waited for memory.
+    pub memory_waiting_ratio: Option<f64>,
+    /// OOM kills on this host that the ledger counted.
+    pub oom_kills: Option<f64>,
+}
+
+impl HostUse {
+    /// Returns what is not available.
+    pub fn used_bytes(&self) -> Option<f64> {
+        Some(self.memory_total_bytes? - self.memory_available_bytes?)
+    }
+
+    /// Returns that as a share of all memory.
+    pub fn used_ratio(&self) -> Option<f64> {
+        Some(self.used_bytes()? / self.memory_total_bytes.filter(|total| *total > 0.0)?)
+    }
+}
+
+/// A GPU, or a MIG instance.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GpuOverview {
+    /// Index; of a MIG instance `GPU/INSTANCE`.
+    pub gpu: String,
+    /// UUID.
+    pub uuid: String,
+    /// Model.
+    pub model: Arc<str>,
+    /// All of its memory, with what the driver keeps.
+    pub memory_total_bytes: Option<f64>,
+    /// In use.
+    pub memory_used_bytes: Option<f64>,
+    /// Kept by the driver.
+    pub memory_reserved_bytes: Option<f64>,
+    /// Of processes outside containers.
+    pub host_processes_bytes: Option<f64>,
+    /// In use and of no known process.
+    pub unattributed_bytes: Option<f64>,
+    /// Share of time in which it computed.
+    pub utilization_ratio: Option<f64>,
+    /// Containers that hold its memory, the largest first: name and bytes.
+    pub holders: Vec<(String, f64)>,
+}
+
+impl GpuOverview {
+    /// Returns the memory in use as a share of all.
+    pub fn used_ratio(&self) -> Option<f64> {
+        Some(self.memory_used_bytes? / self.memory_total_bytes.filter(|total| *total > 0.0)?)
+    }
+
+    /// Returns who holds its memory: containers, the largest first, then processes outside containers, and what is of nobody known.
+    pub fn all_holders(&self) -> impl Iterator<Item = (&str, f64)> {
+        let others =
+            [("host processes", self.host_processes_bytes), ("unattributed", self.unattributed_bytes)];
+        let others =
+            others.into_iter().filter_map(|(name, bytes)| Some((name, bytes.filter(|bytes| *bytes >= 1.0)?)));
+        self.holders.iter().map(|(name, bytes)| (name.as_str(), *bytes)).chain(others)
+    }
+}
+
+/// A running container.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerUse {
+    /// `NAME`, in a pod `NAMESPACE/POD/NAME`.
+    pub name: String,
+    /// Full id.
+    pub id: String,
+    /// Such as `docker`.
+    pub runtime: String,
+    /// Unix time of its start.
+    pub started: Option<f64>,
+    /// Memory that the kernel cannot take back: what counts against the limit.
+    pub unreclaimable_bytes: Option<f64>,
+    /// The lowest limit that applies.
+    pub limit_bytes: Option<f64>,
+    /// What is left until an OOM kill.
+    pub headroom_bytes: Option<f64>,
+    /// Unreclaimable memory as a share of the limit.
+    pub limit_ratio: Option<f64>,
+    /// Growth per second; absent in its first half hour, and without growth.
+    pub growth_bytes_per_second: Option<f64>,
+    /// Until the headroom is used up, if it grows on like this.
+    pub seconds_to_limit: Option<f64>,
+    /// Memory of its processes by role: proportional shares, else resident.
+    pub role_bytes: BTreeMap<String, f64>,
+    /// Processes by role.
+    pub processes_by_role: BTreeMap<String, f64>,
+    /// Cores in use.
+    pub cpu_cores: Option<f64>,
+    /// GPU memory, all GPUs together.
+    pub gpu_bytes: Option<f64>,
+    /// GPU memory by index of the GPU.
+    pub gpus: BTreeMap<String, f64>,
+    /// Share of time in which it computed, of the GPUs that it holds, the mean.
+    pub gpu_utilization_ratio: Option<f64>,
+    /// Its GPU memory by holder: `tensors`, `torch_cache`, `outside_torch`, `not_reporting`.
+    pub gpu_holder_bytes: BTreeMap<String, f64>,
+    /// OOM kills of its processes.
+    pub oom_kills: f64,
+    /// Unix time of the last one.
+    pub last_oom_kill: Option<f64>,
+    /// CUDA out-of-memory errors.
+    pub cuda_ooms: f64,
+    /// Its processes, if they were asked for and are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processes: Option<Vec<ProcessUse>>,
+    /// Its last hour, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history: Option<Track>,
+}
+
+/// A process of a container.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessUse {
+    /// Pid on the host.
+    pub pid: u32,
+    /// Its name.
+    pub name: Arc<str>,
+    /// `trainer`, `dataloader_worker` or `other`.
+    pub role: String,
+    /// Resident memory.
+    pub rss_bytes: u64,
+    /// Proportional share.
+    pub pss_bytes: Option<u64>,
+    /// GPU memory.
+    pub gpu_bytes: Option<u64>,
+}
+
+/// For which containers an overview has details.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Details<'a> {
+    /// None.
+    None,
+    /// Processes of all.
+    Processes,
+    /// Processes and history of this one, by its id.
+    Of(&'a str),
+}
+
+impl Overview {
+    /// Returns the overview of a snapshot. `recorder` has what takes more than one: rates and history.
+    pub fn of(snapshot: &Snapshot, recorder: &Recorder, details: Details<'_>) -> Self {
+        let rows = Rows(snapshot);
+        let mut containers = containers(&rows, recorder);
+        for (number, container) in containers.iter_mut().enumerate() {
+            let is_selected = details == Details::Of(&container.id);
+            if is_selected || details == Details::Processes {
+                container.processes = snapshot.processes_of(number).map(process_list);
+            }
+            container.history =
+                recorder.track(&snapshot.containers[number].id).filter(|_| is_selected).cloned();
+        }
+        let gpus = gpus(&rows, &containers);
+        containers.sort_by(|one, other| Sort::Limit.compare(one, other));
+        Self { at: snapshot.finished.unix_seconds(), host: host(&rows, recorder), gpus, containers }
+    }
+}
+
+/// What containers are sorted by; names break ties.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sort {
+    /// Nearest to its limit.
+    Limit,
+    /// Memory.
+    Memory,
+    /// GPU memory.
+    Gpu,
+    /// CPU.
+    Cpu,
+    /// Newest kill.
+    Kills,
+    /// Name.
+    Name,
+}
+
+impl Sort {
+    /// All, with the words of `--sort`.
+    pub const ALL: [(&'static str, Sort); 6] = [
+        ("limit", Sort::Limit),
+        ("memory", Sort::Memory),
+        ("gpu", Sort::Gpu),
+        ("cpu", Sort::Cpu),
+        ("kills", Sort::Kills),
+        ("name", Sort::Name),
+    ];
+
+    /// Compares two containers: the one to be shown first is less.
+    pub fn compare(self, one: &ContainerUse, other: &ContainerUse) -> std::cmp::Ordering {
+        let of = |container: &ContainerUse| match self {
+            Sort::Limit => container.limit_ratio,
+            Sort::Memory => container.unreclaimable_bytes,
+            Sort::Gpu => container.gpu_bytes,
+            Sort::Cpu => container.cpu_cores,
+            Sort::Kills => container.last_oom_kill,
+            Sort::Name => None,
+        };
+        let key = |container| of(container).unwrap_or(-1.0);
+        key(other).total_cmp(&key(one)).then_with(|| one.name.cmp(&other.name))
+    }
+}
+
+/// The rows of a snapshot, summed by what a screen asks for.
+struct Rows<'a>(&'a Snapshot);
+
+impl Rows<'_> {
+    /// Returns the only value of a family of the host.
+    fn global(&self, family: FamilyId) -> Option<f64> {
+        self.0.family(family).first().map(|row| row.value)
+    }
+
+    /// Returns the sum of a family for each running container; `None` where it has no row.
+    fn by_container(&self, family: FamilyId) -> Vec<Option<f64>> {
+        let mut sums = vec![None; self.0.running];
+        for row in self.0.family(family) {
+            if let Some(sum) = sums.get_mut(row.container as usize) {
+                *sum = Some(sum.unwrap_or(0.0) + row.value);
+            }
+        }
+        sums
+    }
+
+    /// Adds a family of running containers to maps by its first label.
+    fn by_label(&self, family: FamilyId, mut add: impl FnMut(usize, &str, f64)) {
+        for row in self.0.family(family) {
+            if (row.container as usize) < self.0.running
+                && let Some(label) = self.first_label(row)
+            {
+                add(row.container as usize, label, row.value);
+            }
+        }
+    }
+
+    fn first_label(&self, row: &Row) -> Option<&str> {
+        match self.0.series.labels(row).first()? {
+            Label::Fixed(text) => Some(text),
+            Label::Text(text) => Some(text),
+            Label::Number(_) | Label::Named(..) => None,
+        }
+    }
+
+    /// Returns the value of a family for each GPU.
+    fn by_gpu(&self, family: FamilyId) -> Vec<Option<f64>> {
+        let mut values = vec![None; self.0.gpus.len()];
+        for row in self.0.family(family) {
+            if let Some(value) = values.get_mut(row.gpu as usize) {
+                *value = Some(row.value);
+            }
+        }
+        values
+    }
+
+    /// Returns the short name of a GPU.
+    fn gpu_name(&self, gpu: u32) -> String {
+        let identity = &self.0.gpus[gpu as usize];
+        match &identity.instance {
+            None => identity.index.to_string(),
+            Some(instance) => format!("{}/{}", identity.index, instance.gpu_instance_id),
+        }
+    }
+}
+
+fn host(rows: &Rows<'_>, recorder: &Recorder) -> HostUse {
+    HostUse {
+        memory_total_bytes: rows.global(FamilyId::HOST_MEMORY_TOTAL),
+        memory_available_bytes: rows.global(FamilyId::HOST_MEMORY_AVAILABLE),
+        swap_total_bytes: rows.global(FamilyId::HOST_SWAP_TOTAL),
+        swap_used_bytes: rows.global(FamilyId::HOST_SWAP_USED),
+        memory_waiting_ratio: recorder.memory_waiting_ratio(),
+        oom_kills: rows.global(FamilyId::HOST_PROCESS_OOM_KILLS),
+    }
+}
+
+fn containers(rows: &Rows<'_>, recorder: &Recorder) -> Vec<ContainerUse> {
+    let snapshot = rows.0;
+    let now = snapshot.finished.unix_seconds();
+    let of = |family| rows.by_container(family);
+    let unreclaimable = of(FamilyId::CONTAINER_MEMORY_UNRECLAIMABLE);
+    let limits = of(FamilyId::CONTAINER_MEMORY_EFFECTIVE_LIMIT);
+    let headrooms = of(FamilyId::CONTAINER_MEMORY_HEADROOM);
+    let ratios = of(FamilyId::CONTAINER_MEMORY_LIMIT_UTILIZATION);
+    let gpu_bytes = of(FamilyId::CONTAINER_GPU_MEMORY);
+    let [kills, last_kills] = [FamilyId::CONTAINER_OOM_KILLS, FamilyId::CONTAINER_LAST_OOM_KILL].map(of);
+    let cuda_ooms = of(FamilyId::CONTAINER_CUDA_OOMS);
+    let mut found: Vec<ContainerUse> = snapshot.containers[..snapshot.running]
+        .iter()
+        .enumerate()
+        .map(|(number, container)| {
+            let growth = recorder.growth(&container.id, now, container.started, limits[number]);
+            ContainerUse {
+                name: container.identity.path(),
+                id: container.id.to_string(),
+                runtime: container.runtime.to_owned(),
+                started: container.started,
+                unreclaimable_bytes: unreclaimable[number],
+                limit_bytes: limits[number],
+                headroom_bytes: headrooms[number],
+                limit_ratio: ratios[number],
+                growth_bytes_per_second: growth,
+                seconds_to_limit: headrooms[number].zip(growth).map(|(left, growth)| left.max(0.0) / growth),
+                cpu_cores: recorder.cpu_cores(&container.id),
+                gpu_bytes: gpu_bytes[number],
+                oom_kills: kills[number].unwrap_or(0.0),
+                last_oom_kill: last_kills[number],
+                cuda_ooms: cuda_ooms[number].unwrap_or(0.0),
+                ..ContainerUse::default()
+            }
+        })
+        .collect();
+    // a proportional share goes before what is resident
+    for family in [FamilyId::CONTAINER_PROCESS_RSS, FamilyId::CONTAINER_PROCESS_PSS] {
+        rows.by_label(family, |number, role, bytes| {
+            found[number].role_bytes.insert(role.to_owned(), bytes);
+        });
+    }
+    rows.by_label(FamilyId::CONTAINER_PROCESSES, |number, role, count| {
+        found[number].processes_by_role.insert(role.to_owned(), count);
+    });
+    rows.by_label(FamilyId::CONTAINER_GPU_HOLDER, |number, holder, bytes| {
+        *found[number].gpu_holder_bytes.entry(holder.to_owned()).or_default() += bytes;
+    });
+    for row in snapshot.family(FamilyId::CONTAINER_GPU_MEMORY) {
+        if let Some(container) = found.get_mut(row.container as usize) {
+            container.gpus.insert(rows.gpu_name(row.gpu), row.value);
+        }
+    }
+    let mut busy = vec![(0.0, 0.0); found.len()];
+    for row in snapshot.family(FamilyId::CONTAINER_GPU_UTILIZATION) {
+        if let Some((sum, count)) = busy.get_mut(row.container as usize) {
+            (*sum, *count) = (*sum + row.value, *count + 1.0);
+        }
+    }
+    for (container, (sum, count)) in found.iter_mut().zip(busy) {
+        container.gpu_utilization_ratio = (count > 0.0).then_some(sum / count);
+    }
+    found
+}
+
+fn gpus(rows: &Rows<'_>, containers: &[ContainerUse]) -> Vec<GpuOverview> {
+    let of = |family| rows.by_gpu(family);
+    let (total, used) = (of(FamilyId::GPU_MEMORY_TOTAL), of(FamilyId::GPU_MEMORY_USED));
+    let (reserved, host) = (of(FamilyId::GPU_MEMORY_RESERVED), of(FamilyId::GPU_HOST_PROCESSES));
+    let (unattributed, busy) = (of(FamilyId::GPU_MEMORY_UNATTRIBUTED), of(FamilyId::GPU_UTILIZATION));
+    let mut found: Vec<GpuOverview> = rows
+        .0
+        .gpus
+        .iter()
+        .enumerate()
+        .map(|(number, identity)| GpuOverview {
+            gpu: rows.gpu_name(number as u32),
+            uuid: identity.key().to_string(),
+            model: Arc::clone(&identity.model),
+            memory_total_bytes: total[number],
+            memory_used_bytes: used[number],
+            memory_reserved_bytes: reserved[number],
+            host_processes_bytes: host[number],
+            unattributed_bytes: unattributed[number],
+            utilization_ratio: busy[number],
+            holders: vec![],
+        })
+        .collect();
+    for row in rows.0.family(FamilyId::CONTAINER_GPU_MEMORY) {
+        let holder = containers.get(row.container as usize).filter(|_| row.container != NONE);
+        if let Some((gpu, holder)) = found.get_mut(row.gpu as usize).zip(holder) {
+            gpu.holders.push((holder.name.clone(), row.value));
+        }
+    }
+    for gpu in &mut found {
+        gpu.holders.sort_by(|one, other| other.1.total_cmp(&one.1));
+    }
+    found
+}
+
+fn process_list(processes: &[ContainerProcess]) -> Vec<ProcessUse> {
+    let mut found: Vec<ProcessUse> = processes
+        .iter()
+        .map(|process| ProcessUse {
+            pid: process.pid,
+            name: Arc::clone(&process.comm),
+            role: process.role.label().to_owned(),
+            rss_bytes: process.memory.rss_bytes,
+            pss_bytes: process.pss_bytes,
+            gpu_bytes: process.gpu_bytes,
+        })
+        .collect();
+    found.sort_by_key(|process| (std::cmp::Reverse(process.gpu_bytes), std::cmp::Reverse(process.rss_bytes)));
+    found
+}
+
+/// Roles in the order in which screens show them.
+pub const ROLES: [&str; 3] = [Role::Trainer.label(), Role::DataloaderWorker.label(), Role::Other.label()];

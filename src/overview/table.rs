@@ -1,0 +1,320 @@
+//! The overview as tables: their columns and cells, for the text of `ps`, the screens of `top` and the page at `/`.
+
+use std::fmt::Write;
+
+use super::{ContainerUse, GpuOverview, HostUse, Overview, ProcessUse, ROLES};
+use crate::series::human_bytes;
+
+/// What is not known.
+pub const UNKNOWN: &str = "-";
+/// Times until a limit beyond this are no forecast, in seconds.
+const FARTHEST_LIMIT: f64 = 7.0 * 86_400.0;
+/// Least width of a column whose cells can be cut.
+const MIN_NAME: usize = 16;
+/// Characters between two columns.
+const GAP: usize = 2;
+/// Which columns are shown where the width is not known.
+const DEFAULT_WIDTH: usize = 100;
+
+/// What a column has, which decides where it stands and how it is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A name: cut in its middle, because names often differ at their ends.
+    Name,
+    /// A number: at the right, and never cut.
+    Number,
+    /// Several things, the first ones the most important.
+    List,
+}
+
+/// A column of a table.
+#[derive(Debug)]
+pub struct OverviewColumn<T> {
+    title: &'static str,
+    kind: Kind,
+    /// Returns the cell of a row at a time.
+    cell: fn(&T, f64) -> String,
+    /// Left out where no row has a value.
+    is_optional: bool,
+    /// Where the screen is too narrow, columns of the highest rank go first; those of rank 0 stay.
+    rank: u8,
+}
+
+impl<T> OverviewColumn<T> {
+    const fn name(title: &'static str, cell: fn(&T, f64) -> String) -> Self {
+        Self { title, kind: Kind::Name, cell, is_optional: false, rank: 0 }
+    }
+
+    const fn number(title: &'static str, cell: fn(&T, f64) -> String) -> Self {
+        Self { kind: Kind::Number, ..Self::name(title, cell) }
+    }
+
+    const fn list(title: &'static str, cell: fn(&T, f64) -> String) -> Self {
+        Self { kind: Kind::List, ..Self::name(title, cell) }
+    }
+
+    const fn optional(mut self) -> Self {
+        self.is_optional = true;
+        self
+    }
+
+    const fn rank(mut self, rank: u8) -> Self {
+        self.rank = rank;
+        self
+    }
+}
+
+type OfContainer = OverviewColumn<ContainerUse>;
+type OfGpu = OverviewColumn<GpuOverview>;
+type OfProcess = OverviewColumn<ProcessUse>;
+
+/// The columns of containers.
+pub const CONTAINERS: [OverviewColumn<ContainerUse>; 13] = [
+    OfContainer::name("CONTAINER", |of, _| of.name.clone()),
+    OfContainer::number("MEMORY / LIMIT", |of, _| pair(of.unreclaimable_bytes, of.limit_bytes)),
+    OfContainer::number("USED", |of, _| percent(of.limit_ratio)),
+    OfContainer::number("HEADROOM", |of, _| size(of.headroom_bytes)).rank(6),
+    OfContainer::number("GROWTH", |of, _| growth(of.growth_bytes_per_second)).optional().rank(7),
+    OfContainer::number("FULL IN", |of, _| full_in(of.seconds_to_limit)).optional().rank(2),
+    OfContainer::number("TRAINERS", |of, _| size(of.role_bytes.get(ROLES[0]).copied())).optional().rank(9),
+    OfContainer::number("WORKERS", |of, _| size(of.role_bytes.get(ROLES[1]).copied())).optional().rank(10),
+    OfContainer::number("VRAM", |of, _| size(of.gpu_bytes)).optional().rank(1),
+    OfContainer::number("GPU", |of, _| percent(of.gpu_utilization_ratio)).optional().rank(5),
+    OfContainer::number("CPU", |of, _| {
+        of.cpu_cores.map_or_else(|| UNKNOWN.into(), |cores| format!("{cores:.1}"))
+    })
+    .rank(4),
+    OfContainer::number("KILLS", |of, _| format!("{:.0}", of.oom_kills)).optional().rank(8),
+    OfContainer::number("LAST KILL", |of, now| ago(of.last_oom_kill, now)).optional().rank(3),
+];
+
+/// The columns of GPUs.
+pub const GPUS: [OverviewColumn<GpuOverview>; 6] = [
+    OfGpu::name("GPU", |of, _| of.gpu.clone()),
+    OfGpu::name("MODEL", |of, _| of.model.to_string()),
+    OfGpu::number("MEMORY / TOTAL", |of, _| pair(of.memory_used_bytes, of.memory_total_bytes)),
+    OfGpu::number("USED", |of, _| percent(of.used_ratio())),
+    OfGpu::number("BUSY", |of, _| percent(of.utilization_ratio)),
+    OfGpu::list("HELD BY", |of, _| held_by(of)),
+];
+
+/// The columns of processes.
+pub const PROCESSES: [OverviewColumn<ProcessUse>; 6] = [
+    OfProcess::name("PROCESS", |of, _| of.name.to_string()),
+    OfProcess::number("PID", |of, _| of.pid.to_string()),
+    OfProcess::name("ROLE", |of, _| of.role.replace('_', " ")),
+    OfProcess::number("SHARE", |of, _| size(of.pss_bytes.map(|bytes| bytes as f64))),
+    OfProcess::number("RESIDENT", |of, _| size(Some(of.rss_bytes as f64))),
+    OfProcess::number("VRAM", |of, _| size(of.gpu_bytes.map(|bytes| bytes as f64))),
+];
+
+/// A table whose cells are made.
+#[derive(Debug)]
+pub struct Cells {
+    /// Title and kind of each column.
+    pub columns: Vec<(&'static str, Kind)>,
+    /// Rows of cells.
+    pub rows: Vec<Vec<String>>,
+    /// Width of each column in characters.
+    pub widths: Vec<usize>,
+}
+
+impl Cells {
+    /// Makes the cells of these rows for a screen of this width in characters, without columns in which nothing would stand, or for which
+    /// there is no room. 0: nothing is cut, with the columns of a screen of 100.
+    pub fn of<T>(columns: &[OverviewColumn<T>], rows: &[T], now: f64, width: usize) -> Self {
+        let all: Vec<Vec<String>> =
+            rows.iter().map(|row| columns.iter().map(|column| (column.cell)(row, now)).collect()).collect();
+        let has_value =
+            |number: usize| all.iter().any(|row| !matches!(row[number].as_str(), UNKNOWN | "0" | "0 B"));
+        let mut shown: Vec<usize> =
+            (0..columns.len()).filter(|number| !columns[*number].is_optional || has_value(*number)).collect();
+        let full = |number: usize| {
+            let cells = all.iter().map(|row| row[number].chars().count());
+            cells.chain([columns[number].title.len()]).max().unwrap_or(0)
+        };
+        let least = |number: usize| match columns[number].kind {
+            Kind::Number => full(number),
+            Kind::Name | Kind::List => full(number).min(MIN_NAME),
+        };
+        let limit = if width == 0 { DEFAULT_WIDTH } else { width };
+        while shown.iter().map(|number| least(*number) + GAP).sum::<usize>() > limit + GAP {
+            let Some(last) = (0..shown.len()).max_by_key(|at| columns[shown[*at]].rank) else { break };
+            if columns[shown[last]].rank == 0 {
+                break;
+            }
+            shown.remove(last);
+        }
+        let mut widths: Vec<usize> = shown.iter().map(|number| full(*number)).collect();
+        for at in (0..shown.len()).rev().filter(|_| width > 0) {
+            let surplus = (widths.iter().map(|width| width + GAP).sum::<usize>()).saturating_sub(width + GAP);
+            widths[at] = widths[at].saturating_sub(surplus).max(least(shown[at]));
+        }
+        let pick = |row: &Vec<String>| shown.iter().map(|number| row[*number].clone()).collect();
+        let columns = shown.iter().map(|number| (columns[*number].title, columns[*number].kind)).collect();
+        Self { columns, rows: all.iter().map(pick).collect(), widths }
+    }
+
+    /// Returns a cell as it fits into its column.
+    pub fn cut(&self, column: usize, cell: &str) -> String {
+        let (kind, width) = (self.columns[column].1, self.widths[column]);
+        match kind {
+            Kind::List if cell.chars().count() > width => {
+                cell.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+            }
+            _ => shortened(cell, width),
+        }
+    }
+
+    /// Writes the table as text.
+    fn write(&self, text: &mut String) {
+        let titles: Vec<String> = self.columns.iter().map(|(title, _)| (*title).to_owned()).collect();
+        for row in std::iter::once(&titles).chain(&self.rows) {
+            let mut line = String::new();
+            for (number, cell) in row.iter().enumerate() {
+                let (cell, width) = (self.cut(number, cell), self.widths[number]);
+                let _ = match self.columns[number].1 {
+                    Kind::Number => write!(line, "{cell:>width$}  "),
+                    Kind::Name | Kind::List => write!(line, "{cell:<width$}  "),
+                };
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+    }
+}
+
+/// Returns the overview as text of this width in characters; 0: of any.
+pub fn text(overview: &Overview, width: usize) -> String {
+    let mut text = String::new();
+    if overview.containers.is_empty() {
+        text.push_str("No container is running.\n");
+    } else {
+        Cells::of(&CONTAINERS, &overview.containers, overview.at, width).write(&mut text);
+    }
+    for container in overview.containers.iter().filter(|container| container.processes.is_some()) {
+        let processes = container.processes.as_deref().unwrap_or_default();
+        let _ = writeln!(text, "\n{}, {} processes:", container.name, processes.len());
+        Cells::of(&PROCESSES, processes, overview.at, width).write(&mut text);
+    }
+    if !overview.gpus.is_empty() {
+        text.push('\n');
+        Cells::of(&GPUS, &overview.gpus, overview.at, width).write(&mut text);
+    }
+    let _ = writeln!(text, "\n{}", host_line(&overview.host));
+    text
+}
+
+/// Describes the memory of the host in a line.
+pub fn host_line(host: &HostUse) -> String {
+    let memory = pair(host.used_bytes(), host.memory_total_bytes);
+    let swap = match host.swap_total_bytes {
+        Some(0.0) => "no swap".to_owned(),
+        total => format!("swap {}", pair(host.swap_used_bytes, total)),
+    };
+    let waiting = host
+        .memory_waiting_ratio
+        .map(|ratio| format!(", {} of time waiting for memory", percent(Some(ratio))));
+    format!("HOST  memory {memory} ({}), {swap}{}", percent(host.used_ratio()), waiting.unwrap_or_default())
+}
+
+/// Describes who holds the memory of a GPU, the largest first.
+fn held_by(gpu: &GpuOverview) -> String {
+    let all: Vec<_> =
+        gpu.all_holders().map(|(name, bytes)| format!("{name} {}", human_bytes(bytes))).collect();
+    if all.is_empty() { UNKNOWN.to_owned() } else { all.join(", ") }
+}
+
+/// Formats bytes.
+pub fn size(bytes: Option<f64>) -> String {
+    bytes.map_or_else(|| UNKNOWN.to_owned(), human_bytes)
+}
+
+/// Formats what is used of a whole, in the unit of the whole where that says enough.
+pub fn pair(used: Option<f64>, total: Option<f64>) -> String {
+    let (Some(used), Some(total)) = (used, total) else {
+        return format!("{} / {}", size(used), size(total));
+    };
+    let text = human_bytes(total);
+    let unit =
+        text.split_once(' ').and_then(|(number, _)| Some(total / number.parse::<f64>().ok()?)).unwrap_or(1.0);
+    match used / unit {
+        0.0 => format!("0 / {text}"),
+        number if number >= 0.1 => format!("{number:.1} / {text}"),
+        _ => format!("{} / {text}", human_bytes(used)),
+    }
+}
+
+/// Formats a share.
+pub fn percent(ratio: Option<f64>) -> String {
+    ratio.map_or_else(|| UNKNOWN.to_owned(), |ratio| format!("{:.0}%", 100.0 * ratio))
+}
+
+/// Formats growth in bytes per second.
+pub fn growth(bytes: Option<f64>) -> String {
+    bytes.map_or_else(|| UNKNOWN.to_owned(), |bytes| format!("{}/h", human_bytes(bytes * 3600.0)))
+}
+
+/// Formats a Unix time as its age.
+fn ago(at: Option<f64>, now: f64) -> String {
+    at.map_or_else(|| UNKNOWN.to_owned(), |at| format!("{} ago", duration(now - at)))
+}
+
+/// Formats the time until a limit.
+pub fn full_in(seconds: Option<f64>) -> String {
+    match seconds.filter(|seconds| *seconds <= FARTHEST_LIMIT) {
+        Some(seconds) => format!("~{}", duration(seconds)),
+        None => UNKNOWN.to_owned(),
+    }
+}
+
+/// Formats a time span in its largest unit.
+pub fn duration(seconds: f64) -> String {
+    let seconds = seconds.max(0.0);
+    match seconds {
+        _ if seconds < 100.0 => format!("{seconds:.0}s"),
+        _ if seconds < 100.0 * 60.0 => format!("{:.0}m", seconds / 60.0),
+        _ if seconds < 48.0 * 3600.0 => format!("{:.0}h", seconds / 3600.0),
+        _ => format!("{:.0}d", seconds / 86_400.0),
+    }
+}
+
+/// Cuts a text to a width, with an ellipsis in its middle: names often differ at their ends.
+pub fn shortened(text: &str, width: usize) -> String {
+    let count = text.chars().count();
+    if count <= width || width == 0 {
+        return text.to_owned();
+    }
+    let (begin, end) = (width / 2, (width - 1) - width / 2);
+    text.chars().take(begin).chain(['…']).chain(text.chars().skip(count - end)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_short_and_share_a_unit() {
+        let gib = |number: f64| Some(number * (1u64 << 30) as f64);
+        assert_eq!(pair(gib(38.2), gib(44.0)), "38.2 / 44.0 GiB");
+        assert_eq!(pair(gib(0.5), gib(44.0)), "0.5 / 44.0 GiB");
+        assert_eq!(
+            (pair(gib(0.05), gib(44.0)), pair(Some(0.0), gib(44.0))),
+            ("51.2 MiB / 44.0 GiB".into(), "0 / 44.0 GiB".into())
+        );
+        assert_eq!((pair(gib(1.0), None), pair(None, None)), ("1.0 GiB / -".into(), "- / -".into()));
+        let times = [5.0, 200.0, 7200.0, 200_000.0].map(duration);
+        assert_eq!(times, ["5s", "3m", "2h", "2d"]);
+        assert_eq!(
+            (full_in(Some(7200.0)), full_in(Some(1e9)), full_in(None)),
+            ("~2h".into(), "-".into(), "-".into())
+        );
+    }
+
+    #[test]
+    fn name_is_cut_in_its_middle() {
+        assert_eq!(shortened("training-llama-7b-rank-0", 11), "train…ank-0");
+        assert_eq!(shortened("ärger", 3), "ä…r");
+        assert_eq!(shortened("short", 10), "short");
+    }
+}
