@@ -190,7 +190,7 @@ def of_containers():
         container(4, NOTEBOOK, "holds 24 GiB of VRAM and is idle", ("MemledgerGpuMemoryHeldButIdle", WARNING), most=75),
         container(5, LOADER, "has four DataLoader workers that hold most of its memory",
                   ("MemledgerDataLoaderMemoryShareHigh", INFO), high(INFO)),
-        container(6, FILLED, "fills its memory up to 94 % of the limit", high(INFO), high(WARNING), high(CRITICAL)),
+        container(6, FILLED, "fills its memory up to 94 % of the limit", high(INFO), high(WARNING)),
         container(8, SHM, "fills its /dev/shm", ("MemledgerContainerShmNearlyFull", WARNING), least=15),
         container(28, CRASHES, "fails and is restarted repeatedly", ("MemledgerContainerEndsWithErrors", INFO),
                   ("MemledgerContainerCrashLooping", WARNING), needs_names=True, most=40),
@@ -234,7 +234,7 @@ def of_hosts(paper_container):
     def absent(play):
         play.monitoring.forget(*play.hosts)
 
-    not_scraped = [Alert("MemledgerNotScraped", WARNING, {"instance": name}) for name in ("gpu-host", "plain-host", "paper-host")]
+    not_scraped = [Alert("MemledgerNotScraped", INFO, {"instance": name}) for name in ("gpu-host", "plain-host", "paper-host")]
     return [
         on_plain(0, lambda play: play.plain.lose_kernel_log(True), lambda play: play.plain.lose_kernel_log(False),
                  "the kernel log is missing", "MemledgerOOMSourceDown", WARNING, {"source": "kmsg"}, most=40, least=30),
@@ -251,9 +251,9 @@ def of_hosts(paper_container):
         on_plain(78, lambda play: play.freeze(), lambda play: play.thaw(),
                  "sampling hangs, but HTTP still responds", "MemledgerSnapshotStale", CRITICAL),
         on_plain(95, lambda play: play.plain.stop(), lambda play: play.plain.start(), "memledger is stopped",
-                 "MemledgerExporterDown", CRITICAL),
+                 "MemledgerExporterDown", WARNING),
         on_plain(108, lambda play: play.monitoring.forget("plain-host"), lambda play: play.monitoring.remember("plain-host"),
-                 "it is removed from Prometheus' configuration", "MemledgerNotScraped", WARNING),
+                 "it is removed from Prometheus' configuration", "MemledgerNotScraped", INFO),
         Act(135, "all hosts are removed from Prometheus' configuration", absent,
             lambda play: play.monitoring.remember(*play.hosts),
             (Alert("MemledgerExporterAbsent", CRITICAL, {}), *not_scraped), most=180, is_last=True),
