@@ -165,13 +165,16 @@ fn ps_and_top_sample_themselves_where_no_service_answers() {
     assert!(table.lines().any(|line| line.starts_with(scene.name()) && line.contains("40.0 GiB")), "{table}");
     assert!(errors.contains("no memledger serve answers here"), "{errors}");
     let flags = scene.flags(&socket);
-    let command = format!("NO_COLOR=1 LC_ALL=C {}", command_of_top(&flags));
+    // what a service writes is not written
+    let events = scene.folder.path().join("events.jsonl");
+    let environment = format!("NO_COLOR=1 LC_ALL=C MEMLEDGER_EVENTS_FILE={}", events.display());
+    let command = format!("{environment} {}", command_of_top(&flags));
     let top = Terminal::start((160, 40), &command);
     top.press("/");
     top.shows(&["Enter keeps it"]);
     scene.name().chars().for_each(|key| top.press(&key.to_string()));
     top.press("Enter");
-    let list = top.shows(&[scene.name(), "sampled by itself", "a:"]);
+    let list = top.shows(&[scene.name(), "sampled by top itself", "a:"]);
     assert!(list.is_ascii(), "{list}");
     let pid = top.tmux(&["display-message", "-p", "#{pane_pid}"]);
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", pid.trim())).unwrap();
@@ -179,6 +182,7 @@ fn ps_and_top_sample_themselves_where_no_service_answers() {
         Command::new("kill").args(["-TERM", children.trim()]).status().is_ok_and(|status| status.success())
     );
     top.shows(&["ended with 0"]);
+    assert!(!events.exists());
 }
 
 #[test]

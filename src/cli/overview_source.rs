@@ -25,11 +25,15 @@ use crate::snapshot::Snapshot;
 
 /// How old the kills may be that are shown, in seconds.
 const KILLS_SINCE: f64 = 86_400.0;
+/// How long the service may take to respond.
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// Time between two samples of one's own.
 const OWN_INTERVAL: Duration = Duration::from_secs(1);
 /// Samples after which rates are known, and the longest wait for them.
 const SAMPLES_FOR_RATES: u32 = 2;
 const SAMPLES_TIMEOUT: Duration = Duration::from_secs(20);
+/// Age from which on a sample is no longer shown.
+const MAX_AGE: Duration = Duration::from_secs(16);
 /// How long a driver may take to be closed at the end.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -42,15 +46,21 @@ pub enum OverviewSource {
 }
 
 impl OverviewSource {
-    /// Asks the memledger that runs; without one, begins to sample.
+    /// Queries the memledger that runs. Where none responds in time, this process begins to sample, and has taken the first samples.
     ///
     /// # Errors
     /// The one that runs refuses, or this process cannot sample.
-    pub fn open(config: &Config, timeout: Duration) -> anyhow::Result<Self> {
-        if control::is_available(config, timeout) {
-            return Ok(Self::Served(Box::new(config.clone())));
+    pub fn open(config: &Config) -> anyhow::Result<Self> {
+        if control::is_available(config, TIMEOUT) {
+            match control::request_within(config, "GET", "/api/v1/overview", "application/json", TIMEOUT) {
+                Ok((200, _)) => return Ok(Self::Served(Box::new(config.clone()))),
+                Ok((status, text)) if status != 503 => bail!("{}", text.trim_end()),
+                _ => {} // it starts, or hangs
+            }
         }
-        Ok(Self::Own(Box::new(OwnSampler::start(config)?)))
+        let sampler = OwnSampler::start(config)?;
+        sampler.wait_for_rates()?;
+        Ok(Self::Own(Box::new(sampler)))
     }
 
     /// Returns whether `memledger serve` is the source.
@@ -62,7 +72,7 @@ impl OverviewSource {
     ///
     /// # Errors
     /// There is none.
-    pub fn overview(&self, details: Details<'_>, timeout: Duration) -> anyhow::Result<Overview> {
+    pub fn overview(&self, details: Details<'_>) -> anyhow::Result<Overview> {
         let config = match self {
             Self::Own(sampler) => return sampler.overview(details),
             Self::Served(config) => config,
@@ -70,29 +80,52 @@ impl OverviewSource {
         let target = match details {
             Details::None => "/api/v1/overview".to_owned(),
             Details::Processes => "/api/v1/overview?processes".to_owned(),
-            Details::Of(id) => format!("/api/v1/overview?container={}", control::percent_encoded(id)),
+            Details::One(id) => format!("/api/v1/overview?container={}", control::percent_encoded(id)),
         };
-        match control::request_within(config, "GET", &target, "application/json", timeout)? {
+        match control::request_within(config, "GET", &target, "application/json", TIMEOUT)? {
             (200, body) => serde_json::from_str(&body).context("memledger serve is of another version"),
             (_, text) => bail!("{}", text.trim_end()),
         }
     }
 }
 
-/// Returns OOM kills and CUDA out-of-memory errors of the last day, the newest first: of the ledger, and those that only this host
-/// knows. And why the ledger cannot be read.
-pub fn newest_kills(config: &Config) -> (Vec<LedgerEvent>, Option<String>) {
-    let now = Timestamp::now();
-    let since = Some(now.unix_seconds() - KILLS_SINCE);
-    let query = Query { since, only_notable: true, ..Query::default() };
-    let (ledger, host, note) = LedgerSource::open_with_host(config, now, None);
-    let known = ledger.events(&query).unwrap_or_default();
-    let Addition { events, replaced } = host.addition(&known, &query);
-    let known = known.into_iter().filter(|event| !replaced.contains_key(&event.id()));
-    let mut kills: Vec<LedgerEvent> = known.chain(events).collect();
-    kills.retain(|event| matches!(event, LedgerEvent::OomKill(_) | LedgerEvent::CudaOom(_)));
-    kills.sort_by(|one, other| other.at().total_cmp(&one.at()));
-    (kills, note)
+/// The newest OOM kills and CUDA out-of-memory errors.
+#[derive(Default)]
+pub struct NewestKills {
+    /// Those of the last day, the newest first: of the ledger, and those that only this host has.
+    pub events: Vec<LedgerEvent>,
+    /// There may be more: the ledger, the kernel log or a runtime cannot be read, or does not reach back a day.
+    pub is_incomplete: bool,
+}
+
+impl NewestKills {
+    /// Reads them.
+    pub fn read(config: &Config) -> Self {
+        let now = Timestamp::now();
+        let since = Some(now.unix_seconds() - KILLS_SINCE);
+        let query = Query { since, only_notable: true, ..Query::default() };
+        let (ledger, host, _) = LedgerSource::open_with_host(config, now, None);
+        let known = ledger.events(&query);
+        let is_incomplete = known.is_err() || host.coverage.is_incomplete();
+        let known = known.unwrap_or_default();
+        let Addition { events, replaced } = host.addition(&known, &query);
+        let known = known.into_iter().filter(|event| !replaced.contains_key(&event.id()));
+        let mut kills: Vec<LedgerEvent> = known.chain(events).collect();
+        kills.retain(|event| matches!(event, LedgerEvent::OomKill(_) | LedgerEvent::CudaOom(_)));
+        kills.sort_by(|one, other| other.at().total_cmp(&one.at()));
+        Self { events: kills, is_incomplete }
+    }
+
+    /// Returns the line above them.
+    pub fn title(&self) -> &'static str {
+        match (self.events.is_empty(), self.is_incomplete) {
+            (true, false) => "No OOM kill in the last 24 hours.",
+            (true, true) => {
+                "No OOM kill is known; not all of the last 24 hours can be read: memledger events says what is missing."
+            }
+            (false, _) => "Newest OOM kills and CUDA out-of-memory errors (`memledger why NAME` explains):",
+        }
+    }
 }
 
 /// What the sampling thread passes on.
@@ -118,6 +151,7 @@ impl OwnSampler {
     fn start(config: &Config) -> anyhow::Result<Self> {
         let mut config = config.clone();
         (config.state.path, config.sample_interval) = (None, OWN_INTERVAL);
+        config.state.events_file = None; // it is the service's
         config.collectors.remove("own");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let guard = runtime.enter();
@@ -144,6 +178,7 @@ impl OwnSampler {
                         }
                         sampled.newest = Some(snapshot);
                         sampled.samples += 1;
+                        sampled.is_failing = false;
                     }
                     CycleOutcome::Failing => sampled.is_failing = true,
                 }
@@ -159,7 +194,7 @@ impl OwnSampler {
     ///
     /// # Errors
     /// Sampling hangs, or fails.
-    pub fn wait_for_rates(&self) -> anyhow::Result<()> {
+    fn wait_for_rates(&self) -> anyhow::Result<()> {
         let began = Timestamp::now();
         loop {
             let sampled = self.sampled.lock().unwrap_or_else(PoisonError::into_inner);
@@ -184,7 +219,11 @@ impl OwnSampler {
         let (Some(newest), Some(recorder)) = (&sampled.newest, &sampled.recorder) else {
             bail!("the first sample is not finished yet");
         };
-        Ok(Overview::of(newest, recorder, details))
+        let age = Timestamp::now().since(newest.finished);
+        if sampled.is_failing || age > MAX_AGE {
+            bail!("the newest sample is {} s old: sampling this host hangs or fails", age.as_secs());
+        }
+        Ok(Overview::from_snapshot(newest, recorder.figures(newest, details.history_of()), details))
     }
 }
 

@@ -8,11 +8,8 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 
-use super::control::TIMEOUT;
-use super::event_source;
-use super::overview_source::{OverviewSource, newest_kills};
+use super::overview_source::{NewestKills, OverviewSource};
 use crate::config::Config;
-use crate::events::LedgerEvent;
 use crate::export::events::EventTable;
 use crate::overview::{Details, Overview, Sort, table};
 
@@ -23,7 +20,7 @@ const SHOWN_KILLS: usize = 3;
 pub fn command() -> Command {
     let command = Command::new("ps")
         .about("Show which containers use RAM and VRAM now, the one nearest to its limit first.")
-        .after_help("Asks memledger serve; without one it takes two samples itself, which takes a second.")
+        .after_help("Queries memledger serve; without one it takes two samples itself, which takes a second.")
         .arg(sort_flag())
         .arg(
             Arg::new("processes")
@@ -50,12 +47,9 @@ pub fn sort_of(matches: &ArgMatches) -> Sort {
 }
 
 pub fn run(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let source = OverviewSource::open(config, event_source::TIMEOUT)?;
-    if let OverviewSource::Own(sampler) = &source {
-        sampler.wait_for_rates()?;
-    }
+    let source = OverviewSource::open(config)?;
     let details = if matches.get_flag("processes") { Details::Processes } else { Details::None };
-    let mut overview = source.overview(details, TIMEOUT)?;
+    let mut overview = source.overview(details)?;
     let sort = sort_of(matches);
     overview.containers.sort_by(|one, other| sort.compare(one, other));
     if matches.get_flag("json") {
@@ -63,15 +57,12 @@ pub fn run(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut text = table::text(&overview, width());
-    let (kills, note) = newest_kills(config);
-    text.push_str(&describe(&kills, width()));
+    text.push_str(&describe(&NewestKills::read(config), width()));
     super::print(&text)?;
     if !source.is_served() {
         eprintln!(
             "no memledger serve answers here: sampled by this command, without what a service counts over time"
         );
-    } else if let Some(note) = note {
-        eprintln!("{note}");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -104,19 +95,13 @@ fn width() -> usize {
     rustix::termios::tcgetwinsize(&out).map_or(0, |size| size.ws_col.into())
 }
 
-/// Describes the newest kills and CUDA out-of-memory errors.
-fn describe(kills: &[LedgerEvent], width: usize) -> String {
-    if kills.is_empty() {
-        return "\nNo OOM kill in the last 24 hours.\n".to_owned();
-    }
-    let shown = &kills[..kills.len().min(SHOWN_KILLS)];
+/// Describes the newest kills.
+fn describe(kills: &NewestKills, width: usize) -> String {
+    let shown = &kills.events[..kills.events.len().min(SHOWN_KILLS)];
     let mut table = EventTable::new(TimeZone::system());
     shown.iter().for_each(|event| table.fit(event));
-    let lines = shown.iter().map(|event| cut(table.render(event).trim_end(), width));
-    format!(
-        "\nNewest OOM kills and CUDA out-of-memory errors (`memledger why NAME` explains):\n{}",
-        lines.collect::<String>()
-    )
+    let lines: String = shown.iter().map(|event| cut(table.render(event).trim_end(), width)).collect();
+    format!("\n{}\n{lines}", kills.title())
 }
 
 /// Cuts a line to a width, if there is one.

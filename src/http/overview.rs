@@ -32,7 +32,7 @@ pub async fn route(
     let newest = shared.newest().map_err(IntoResponse::into_response)?;
     let work = move || {
         let details = match &container {
-            Some(id) => Details::Of(id),
+            Some(id) => Details::One(id),
             None if processes => Details::Processes,
             None => Details::None,
         };

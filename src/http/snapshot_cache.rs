@@ -115,9 +115,12 @@ impl SnapshotCache {
         self.is_failing.store(false, Ordering::Relaxed);
     }
 
-    /// Returns the overview of a snapshot.
+    /// Returns the overview of a snapshot. The sampler, which records the next one, waits only for the figures.
     pub fn overview(&self, snapshot: &Snapshot, details: Details<'_>) -> Overview {
-        Overview::of(snapshot, &self.recorder.lock().unwrap_or_else(PoisonError::into_inner), details)
+        let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        let figures = recorder.figures(snapshot, details.history_of());
+        drop(recorder);
+        Overview::from_snapshot(snapshot, figures, details)
     }
 
     /// From now on, until the next snapshot, the newest one is not served.

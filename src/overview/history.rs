@@ -1,12 +1,13 @@
 //! What takes more than one snapshot: rates, the last hour, and growth.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::Rows;
 use crate::catalog::FamilyId;
-use crate::discover::ContainerId;
+use crate::discover::{Container, ContainerId};
 use crate::snapshot::Snapshot;
 
 /// Length of the history, in seconds.
@@ -18,9 +19,10 @@ const MANY: usize = 100;
 /// Containers with a history; those that ended first lose theirs first.
 const MAX_TRACKS: usize = 256;
 
-/// Time in which growth is looked for, in two halves, and the shortest run of which it is said.
+/// Time over which growth is measured, in so many parts, and the shortest run for which it is given.
 const GROWTH_WINDOW: f64 = 1800.0;
-/// Least growth from half to half: in bytes, and as a share of the limit.
+const PARTS: usize = 6;
+/// Least growth from the first part to the last: in bytes, and as a share of the limit.
 const MIN_GROWTH: f64 = (64 << 20) as f64;
 const MIN_GROWTH_SHARE: f64 = 0.01;
 
@@ -89,6 +91,9 @@ impl Track {
 
     fn add_point(&mut self, at: f64, point: Point) {
         let number = (at / self.step) as u64;
+        if number < self.newest {
+            self.points.clear(); // the clock was set back
+        }
         match self.points.back_mut() {
             Some(last) if number <= self.newest => *last = last.highest(point),
             _ => {
@@ -123,19 +128,26 @@ impl Track {
             .map(move |(number, point)| ((first + number as u64) as f64 * self.step, *point))
     }
 
-    /// Returns the growth of the memory in bytes per second: of what it falls back to, from one half of the window to the other.
+    /// Returns the growth of the memory in bytes per second: of the lowest values of the parts of the window, so that neither a saw nor
+    /// a single step is one.
     fn growth(&self, now: f64, limit: Option<f64>) -> Option<f64> {
-        let lowest = |from: f64, to: f64| {
-            let points = self.timed().filter(|(at, _)| (from..to).contains(at));
-            points.filter_map(|(_, point)| point.memory_bytes()).reduce(f64::min)
-        };
-        let (begin, middle) = (now - GROWTH_WINDOW, now - GROWTH_WINDOW / 2.0);
-        if self.timed().next()?.0 > begin {
+        if self.timed().next()?.0 > now - GROWTH_WINDOW {
             return None;
         }
-        let grown = lowest(middle, f64::INFINITY)? - lowest(begin, middle)?;
+        let part = GROWTH_WINDOW / PARTS as f64;
+        let lowest = |number: usize| {
+            let from = now - GROWTH_WINDOW + part * number as f64;
+            let points = self.timed().filter(|(at, _)| (from..from + part).contains(at));
+            points.filter_map(|(_, point)| point.memory_bytes()).reduce(f64::min)
+        };
+        let lowest: Vec<f64> = (0..PARTS).map(lowest).collect::<Option<_>>()?;
+        let mut rises: Vec<f64> = lowest.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let still_rises = rises.last().is_some_and(|rise| *rise > 0.0);
+        rises.sort_by(f64::total_cmp);
+        let median = rises[rises.len() / 2];
+        let grown = lowest[PARTS - 1] - lowest[0];
         let least = MIN_GROWTH.max(limit.unwrap_or(0.0) * MIN_GROWTH_SHARE);
-        (grown >= least).then_some(grown / (GROWTH_WINDOW / 2.0))
+        (still_rises && median > 0.0 && grown >= least).then_some(median / part)
     }
 }
 
@@ -208,26 +220,28 @@ impl Recorder {
             })
             .collect();
         let memory = rows.by_container(FamilyId::CONTAINER_MEMORY_UNRECLAIMABLE);
-        let gpu = rows.by_container(FamilyId::CONTAINER_GPU_MEMORY);
+        let gpu = rows.gpu_bytes();
         for (container, (memory, gpu)) in running.iter().zip(memory.into_iter().zip(gpu)) {
-            if !self.tracks.contains_key(&container.id) {
-                self.make_room();
+            if self.tracks.contains_key(&container.id) || self.can_add(running) {
+                let new = || Track::new(self.step);
+                self.tracks.entry(container.id.clone()).or_insert_with(new).add(at, memory, gpu);
             }
-            let new = || Track::new(self.step);
-            self.tracks.entry(container.id.clone()).or_insert_with(new).add(at, memory, gpu);
         }
         self.tracks.retain(|_, track| (track.newest as f64 + 1.0) * track.step > at - SPAN);
         self.coarsen();
     }
 
-    /// Removes the history of the container that was seen longest ago, if there are too many.
-    fn make_room(&mut self) {
-        while self.tracks.len() >= MAX_TRACKS {
-            let oldest = self.tracks.iter().min_by_key(|(_, track)| track.newest).map(|(id, _)| id.clone());
+    /// Returns whether another container can have a history, after the removal of one that ended. Those that run keep theirs.
+    fn can_add(&mut self, running: &[Arc<Container>]) -> bool {
+        if self.tracks.len() >= MAX_TRACKS {
+            let runs: HashSet<&ContainerId> = running.iter().map(|container| &container.id).collect();
+            let ended = self.tracks.iter().filter(|(id, _)| !runs.contains(id));
+            let oldest = ended.min_by_key(|(_, track)| track.newest).map(|(id, _)| id.clone());
             if let Some(id) = oldest {
                 self.tracks.remove(&id);
             }
         }
+        self.tracks.len() < MAX_TRACKS
     }
 
     /// Lengthens the steps where there are many containers. They stay so until few are left.
@@ -246,32 +260,43 @@ impl Recorder {
         self.step = step; // finer ones are those of new containers
     }
 
-    /// Returns the last hour of a container.
-    pub fn track(&self, id: &ContainerId) -> Option<&Track> {
-        self.tracks.get(id)
-    }
-
-    pub(super) fn cpu_cores(&self, id: &ContainerId) -> Option<f64> {
-        self.cpu.get(id)?.cores
-    }
-
-    pub(super) fn memory_waiting_ratio(&self) -> Option<f64> {
-        self.memory_waiting_ratio
+    /// Returns what an overview of this snapshot needs. The history is that of the container with this id.
+    pub fn figures(&self, snapshot: &Snapshot, history_of: Option<&str>) -> Figures {
+        let now = snapshot.finished.unix_seconds();
+        let limits = Rows(snapshot).by_container(FamilyId::CONTAINER_MEMORY_EFFECTIVE_LIMIT);
+        let running = &snapshot.containers[..snapshot.running];
+        Figures {
+            cpu_cores: running.iter().map(|container| self.cpu.get(&container.id)?.cores).collect(),
+            growth: running
+                .iter()
+                .zip(limits)
+                .map(|(container, limit)| self.growth(container, now, limit))
+                .collect(),
+            memory_waiting_ratio: self.memory_waiting_ratio,
+            history: history_of.and_then(|id| self.tracks.get(&ContainerId::new(id)).cloned()),
+        }
     }
 
     /// Returns the growth of a container in bytes per second. `None` without, and in its first half hour.
-    pub(super) fn growth(
-        &self,
-        id: &ContainerId,
-        now: f64,
-        started: Option<f64>,
-        limit: Option<f64>,
-    ) -> Option<f64> {
-        if started.is_some_and(|started| now - started < GROWTH_WINDOW) {
+    fn growth(&self, container: &Container, now: f64, limit: Option<f64>) -> Option<f64> {
+        if container.started.is_some_and(|started| now - started < GROWTH_WINDOW) {
             return None;
         }
-        self.tracks.get(id)?.growth(now, limit)
+        self.tracks.get(&container.id)?.growth(now, limit)
     }
+}
+
+/// What an overview has from earlier snapshots, for each running container of one.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Cores in use.
+    pub cpu_cores: Vec<Option<f64>>,
+    /// Growth of the memory in bytes per second.
+    pub growth: Vec<Option<f64>>,
+    /// Share of time in which a task of the host waited for memory.
+    pub memory_waiting_ratio: Option<f64>,
+    /// The last hour of the one container that was asked for.
+    pub history: Option<Track>,
 }
 
 #[cfg(test)]
@@ -315,18 +340,64 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_that_of_what_memory_falls_back_to() {
-        // a saw that does not rise, one that does, a step within the half, and a short history
-        let saw = |second: u64| (second % 300) as f64 / 300.0 * GIB;
-        let now = 3600.0;
-        let of = |found: Track| found.growth(now, Some(100.0 * GIB));
+    fn growth_is_that_of_the_lowest_values() {
+        let of = |found: Track| found.growth(3600.0, Some(100.0 * GIB));
+        let saw = |second: u64| (second % 280) as f64 / 280.0 * GIB;
         assert_eq!(of(track(60, |second| Some(GIB + saw(second)))), None);
         let rising = of(track(60, |second| Some(saw(second) + second as f64 * GIB / 300.0))).expect("growth");
-        assert!((rising * 300.0 / GIB - 1.0).abs() < 0.01, "{rising}");
-        assert_eq!(of(track(60, |second| Some(if second > 3000 { 9.0 * GIB } else { GIB }))), None);
-        assert_eq!(of(track(60, |second| (second > 2000).then_some(second as f64 * GIB))), None);
-        // less than a hundredth of the limit
-        assert_eq!(of(track(60, |second| Some(second as f64 * GIB / 3600.0))), None);
+        assert!((rising * 300.0 / GIB - 1.0).abs() < 0.1, "{rising}");
+        // a step is no growth, whenever it was
+        for minute in 1..60 {
+            let step = of(track(60, |second| Some(if second >= 60 * minute { 9.0 * GIB } else { GIB })));
+            assert_eq!(step, None, "at minute {minute}");
+        }
+        // it grew, and does no longer
+        assert_eq!(of(track(60, |second| Some(second.min(3000) as f64 * GIB / 300.0))), None);
+        assert_eq!(
+            of(track(60, |second| (second > 2000).then_some(second as f64 * GIB))),
+            None,
+            "a short history"
+        );
+        assert_eq!(
+            of(track(60, |second| Some(second as f64 * GIB / 3600.0))),
+            None,
+            "a hundredth of the limit is more"
+        );
+    }
+
+    #[test]
+    fn clock_that_is_set_back_begins_the_history_again() {
+        let mut found = track(60, |_| Some(GIB));
+        found.add(1800.0, Some(2.0 * GIB), None);
+        assert_eq!(found.timed().map(|(at, _)| at).collect::<Vec<_>>(), [1800.0]);
+    }
+
+    #[test]
+    fn those_that_run_keep_their_histories() {
+        let containers = |range: std::ops::Range<usize>| -> Vec<Arc<Container>> {
+            range.map(|number| Container::in_cgroup(&format!("{number:064}"), "/c")).collect()
+        };
+        let mut recorder = Recorder::default();
+        let add = |recorder: &mut Recorder, running: &[Arc<Container>], at: f64| {
+            for container in running {
+                if recorder.tracks.contains_key(&container.id) || recorder.can_add(running) {
+                    recorder.tracks.entry(container.id.clone()).or_insert_with(|| Track::new(STEP)).add(
+                        at,
+                        Some(GIB),
+                        None,
+                    );
+                }
+            }
+        };
+        for step in 0..10 {
+            add(&mut recorder, &containers(0..300), 5.0 * f64::from(step));
+        }
+        assert!(
+            recorder.tracks.len() == MAX_TRACKS
+                && recorder.tracks.values().all(|track| track.points.len() == 10)
+        );
+        add(&mut recorder, &containers(100..350), 50.0);
+        assert!(containers(300..350).iter().all(|container| recorder.tracks.contains_key(&container.id)));
     }
 
     #[test]
@@ -336,7 +407,9 @@ mod tests {
             for number in 0..containers {
                 let mut full = track(60, |_| Some(GIB));
                 full.points.shrink_to_fit();
-                recorder.make_room();
+                if !recorder.can_add(&[]) {
+                    continue;
+                }
                 recorder.tracks.insert(ContainerId::new(&format!("{number:064}")), full);
                 recorder.coarsen();
             }

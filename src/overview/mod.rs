@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::attribute::{ContainerProcess, Role};
 use crate::catalog::FamilyId;
+use crate::gpu;
 use crate::series::{Label, NONE, Row};
 use crate::snapshot::Snapshot;
-use history::{Recorder, Track};
+use history::{Figures, Track};
 
 /// What uses the memory of this host and of its GPUs. Amounts are in bytes; what is unknown is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -31,17 +32,17 @@ pub struct Overview {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HostUse {
-    /// All of it.
+    /// MemTotal.
     pub memory_total_bytes: Option<f64>,
     /// What can be given out without swapping, as the kernel estimates it.
     pub memory_available_bytes: Option<f64>,
-    /// Swap.
+    /// Size of the swap space.
     pub swap_total_bytes: Option<f64>,
-    /// Swap in use.
+    /// Swap space in use.
     pub swap_used_bytes: Option<f64>,
     /// Share of the last seconds in which at least one task waited for memory.
     pub memory_waiting_ratio: Option<f64>,
-    /// OOM kills on this host that the ledger counted.
+    /// OOM kills on this host that the ledger counted, also of containers.
     pub oom_kills: Option<f64>,
 }
 
@@ -61,7 +62,7 @@ impl HostUse {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuOverview {
-    /// Index; of a MIG instance `GPU/INSTANCE`.
+    /// Index; of a MIG instance `GPU/INSTANCE` or `GPU/INSTANCE/COMPUTE-INSTANCE`.
     pub gpu: String,
     /// UUID.
     pub uuid: String,
@@ -69,13 +70,13 @@ pub struct GpuOverview {
     pub model: Arc<str>,
     /// All of its memory, with what the driver keeps.
     pub memory_total_bytes: Option<f64>,
-    /// In use.
+    /// Used memory, as the driver counts it.
     pub memory_used_bytes: Option<f64>,
     /// Kept by the driver.
     pub memory_reserved_bytes: Option<f64>,
     /// Of processes outside containers.
     pub host_processes_bytes: Option<f64>,
-    /// In use and of no known process.
+    /// In use, and attributed to no process: see docs/gpu.md.
     pub unattributed_bytes: Option<f64>,
     /// Share of time in which it computed.
     pub utilization_ratio: Option<f64>,
@@ -129,7 +130,7 @@ pub struct ContainerUse {
     pub processes_by_role: BTreeMap<String, f64>,
     /// Cores in use.
     pub cpu_cores: Option<f64>,
-    /// GPU memory, all GPUs together.
+    /// GPU memory, all GPUs together; absent where it is not known on one of them.
     pub gpu_bytes: Option<f64>,
     /// GPU memory by index of the GPU.
     pub gpus: BTreeMap<String, f64>,
@@ -137,7 +138,7 @@ pub struct ContainerUse {
     pub gpu_utilization_ratio: Option<f64>,
     /// Its GPU memory by holder: `tensors`, `torch_cache`, `outside_torch`, `not_reporting`.
     pub gpu_holder_bytes: BTreeMap<String, f64>,
-    /// OOM kills of its processes.
+    /// OOM kills of its processes, also of earlier containers of its name.
     pub oom_kills: f64,
     /// Unix time of the last one.
     pub last_oom_kill: Option<f64>,
@@ -171,30 +172,38 @@ pub struct ProcessUse {
 /// For which containers an overview has details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Details<'a> {
-    /// None.
+    /// Neither processes nor history.
     None,
     /// Processes of all.
     Processes,
-    /// Processes and history of this one, by its id.
-    Of(&'a str),
+    /// Processes and history of the one with this id.
+    One(&'a str),
+}
+
+impl Details<'_> {
+    /// Returns the id of the container whose history is wanted.
+    pub fn history_of(&self) -> Option<&str> {
+        if let Details::One(id) = self { Some(id) } else { None }
+    }
 }
 
 impl Overview {
-    /// Returns the overview of a snapshot. `recorder` has what takes more than one: rates and history.
-    pub fn of(snapshot: &Snapshot, recorder: &Recorder, details: Details<'_>) -> Self {
+    /// Returns the overview of a snapshot, with what earlier ones add.
+    pub fn from_snapshot(snapshot: &Snapshot, figures: Figures, details: Details<'_>) -> Self {
         let rows = Rows(snapshot);
-        let mut containers = containers(&rows, recorder);
+        let host = host(&rows, &figures);
+        let mut containers = containers(&rows, &figures);
+        let mut history = figures.history;
         for (number, container) in containers.iter_mut().enumerate() {
-            let is_selected = details == Details::Of(&container.id);
+            let is_selected = details == Details::One(&container.id);
             if is_selected || details == Details::Processes {
                 container.processes = snapshot.processes_of(number).map(process_list);
             }
-            container.history =
-                recorder.track(&snapshot.containers[number].id).filter(|_| is_selected).cloned();
+            container.history = if is_selected { history.take() } else { None };
         }
         let gpus = gpus(&rows, &containers);
         containers.sort_by(|one, other| Sort::Limit.compare(one, other));
-        Self { at: snapshot.finished.unix_seconds(), host: host(&rows, recorder), gpus, containers }
+        Self { at: snapshot.finished.unix_seconds(), host, gpus, containers }
     }
 }
 
@@ -291,43 +300,62 @@ impl Rows<'_> {
         values
     }
 
+    /// Returns the GPU memory of each running container; `None` where it is not known on one of its GPUs.
+    fn gpu_bytes(&self) -> Vec<Option<f64>> {
+        let mut missing = vec![0_i64; self.0.running];
+        for (family, count) in [(FamilyId::CONTAINER_GPU_PROCESSES, 1), (FamilyId::CONTAINER_GPU_MEMORY, -1)]
+        {
+            for row in self.0.family(family) {
+                if let Some(missing) = missing.get_mut(row.container as usize) {
+                    *missing += count;
+                }
+            }
+        }
+        let sums = self.by_container(FamilyId::CONTAINER_GPU_MEMORY);
+        sums.into_iter().zip(missing).map(|(sum, missing)| sum.filter(|_| missing <= 0)).collect()
+    }
+
     /// Returns the short name of a GPU.
     fn gpu_name(&self, gpu: u32) -> String {
         let identity = &self.0.gpus[gpu as usize];
         match &identity.instance {
             None => identity.index.to_string(),
-            Some(instance) => format!("{}/{}", identity.index, instance.gpu_instance_id),
+            Some(instance) if instance.compute_instance_id.is_empty() => {
+                format!("{}/{}", identity.index, instance.gpu_instance_id)
+            }
+            Some(instance) => {
+                format!("{}/{}/{}", identity.index, instance.gpu_instance_id, instance.compute_instance_id)
+            }
         }
     }
 }
 
-fn host(rows: &Rows<'_>, recorder: &Recorder) -> HostUse {
+fn host(rows: &Rows<'_>, figures: &Figures) -> HostUse {
     HostUse {
         memory_total_bytes: rows.global(FamilyId::HOST_MEMORY_TOTAL),
         memory_available_bytes: rows.global(FamilyId::HOST_MEMORY_AVAILABLE),
         swap_total_bytes: rows.global(FamilyId::HOST_SWAP_TOTAL),
         swap_used_bytes: rows.global(FamilyId::HOST_SWAP_USED),
-        memory_waiting_ratio: recorder.memory_waiting_ratio(),
-        oom_kills: rows.global(FamilyId::HOST_PROCESS_OOM_KILLS),
+        memory_waiting_ratio: figures.memory_waiting_ratio,
+        oom_kills: rows.global(FamilyId::HOST_OOM_KILLS),
     }
 }
 
-fn containers(rows: &Rows<'_>, recorder: &Recorder) -> Vec<ContainerUse> {
+fn containers(rows: &Rows<'_>, figures: &Figures) -> Vec<ContainerUse> {
     let snapshot = rows.0;
-    let now = snapshot.finished.unix_seconds();
     let of = |family| rows.by_container(family);
     let unreclaimable = of(FamilyId::CONTAINER_MEMORY_UNRECLAIMABLE);
     let limits = of(FamilyId::CONTAINER_MEMORY_EFFECTIVE_LIMIT);
     let headrooms = of(FamilyId::CONTAINER_MEMORY_HEADROOM);
     let ratios = of(FamilyId::CONTAINER_MEMORY_LIMIT_UTILIZATION);
-    let gpu_bytes = of(FamilyId::CONTAINER_GPU_MEMORY);
+    let gpu_bytes = rows.gpu_bytes();
     let [kills, last_kills] = [FamilyId::CONTAINER_OOM_KILLS, FamilyId::CONTAINER_LAST_OOM_KILL].map(of);
     let cuda_ooms = of(FamilyId::CONTAINER_CUDA_OOMS);
     let mut found: Vec<ContainerUse> = snapshot.containers[..snapshot.running]
         .iter()
         .enumerate()
         .map(|(number, container)| {
-            let growth = recorder.growth(&container.id, now, container.started, limits[number]);
+            let growth = figures.growth[number];
             ContainerUse {
                 name: container.identity.path(),
                 id: container.id.to_string(),
@@ -339,7 +367,7 @@ fn containers(rows: &Rows<'_>, recorder: &Recorder) -> Vec<ContainerUse> {
                 limit_ratio: ratios[number],
                 growth_bytes_per_second: growth,
                 seconds_to_limit: headrooms[number].zip(growth).map(|(left, growth)| left.max(0.0) / growth),
-                cpu_cores: recorder.cpu_cores(&container.id),
+                cpu_cores: figures.cpu_cores[number],
                 gpu_bytes: gpu_bytes[number],
                 oom_kills: kills[number].unwrap_or(0.0),
                 last_oom_kill: last_kills[number],
@@ -362,7 +390,7 @@ fn containers(rows: &Rows<'_>, recorder: &Recorder) -> Vec<ContainerUse> {
     });
     for row in snapshot.family(FamilyId::CONTAINER_GPU_MEMORY) {
         if let Some(container) = found.get_mut(row.container as usize) {
-            container.gpus.insert(rows.gpu_name(row.gpu), row.value);
+            *container.gpus.entry(rows.gpu_name(row.gpu)).or_default() += row.value;
         }
     }
     let mut busy = vec![(0.0, 0.0); found.len()];
@@ -401,15 +429,30 @@ fn gpus(rows: &Rows<'_>, containers: &[ContainerUse]) -> Vec<GpuOverview> {
         })
         .collect();
     for row in rows.0.family(FamilyId::CONTAINER_GPU_MEMORY) {
-        let holder = containers.get(row.container as usize).filter(|_| row.container != NONE);
-        if let Some((gpu, holder)) = found.get_mut(row.gpu as usize).zip(holder) {
-            gpu.holders.push((holder.name.clone(), row.value));
+        let Some(holder) = containers.get(row.container as usize).filter(|_| row.container != NONE) else {
+            continue;
+        };
+        add_holder(&mut found[row.gpu as usize].holders, &holder.name, row.value);
+        // a GPU that is split has what its instances hold
+        let identity = &rows.0.gpus[row.gpu as usize];
+        let is_parent = |other: &gpu::GpuIdentity| other.instance.is_none() && other.uuid == identity.uuid;
+        if identity.instance.is_some()
+            && let Some(parent) = rows.0.gpus.iter().position(|other| is_parent(other))
+        {
+            add_holder(&mut found[parent].holders, &holder.name, row.value);
         }
     }
     for gpu in &mut found {
         gpu.holders.sort_by(|one, other| other.1.total_cmp(&one.1));
     }
     found
+}
+
+fn add_holder(holders: &mut Vec<(String, f64)>, name: &str, bytes: f64) {
+    match holders.iter_mut().find(|(holder, _)| holder == name) {
+        Some((_, sum)) => *sum += bytes,
+        None => holders.push((name.to_owned(), bytes)),
+    }
 }
 
 fn process_list(processes: &[ContainerProcess]) -> Vec<ProcessUse> {
@@ -430,3 +473,59 @@ fn process_list(processes: &[ContainerProcess]) -> Vec<ProcessUse> {
 
 /// Roles in the order in which screens show them.
 pub const ROLES: [&str; 3] = [Role::Trainer.label(), Role::DataloaderWorker.label(), Role::Other.label()];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::*;
+    use crate::clock::Timestamp;
+    use crate::discover::Container;
+    use crate::gpu::{GpuIdentity, MigInstance};
+    use crate::series::Series;
+
+    const GIB: f64 = (1 << 30) as f64;
+
+    fn gpu(index: &str, instance: Option<(&str, &str)>) -> Arc<GpuIdentity> {
+        let uuid = format!("GPU-{index}");
+        let instance = instance.map(|(gpu, compute)| MigInstance {
+            gpu_instance_id: gpu.into(),
+            compute_instance_id: compute.into(),
+            uuid: format!("MIG-{index}-{gpu}-{compute}").into(),
+        });
+        Arc::new(GpuIdentity { index: index.into(), uuid: uuid.into(), instance, ..GpuIdentity::default() })
+    }
+
+    #[test]
+    fn memory_of_gpus_adds_up_or_is_unknown() {
+        let mut series = Series::default();
+        for (container, gpu, bytes) in
+            [(0, 1, Some(20.0)), (0, 2, Some(10.0)), (1, 3, Some(5.0)), (1, 4, None)]
+        {
+            series.container_gpu(CONTAINER_GPU_PROCESSES, container, gpu, [], 1.0);
+            if let Some(bytes) = bytes {
+                series.container_gpu(CONTAINER_GPU_MEMORY, container, gpu, [], bytes * GIB);
+            }
+        }
+        let mut dropped = crate::snapshot::Dropped::new();
+        crate::snapshot::finish(&mut series, &mut dropped);
+        let mut snapshot = Snapshot::of_series(Timestamp::now(), series);
+        snapshot.containers = ["a", "b"].map(|name| Container::in_cgroup(name, name)).into();
+        snapshot.running = 2;
+        let instances = [
+            gpu("0", None),
+            gpu("0", Some(("1", "0"))),
+            gpu("0", Some(("1", "1"))),
+            gpu("1", None),
+            gpu("2", None),
+        ];
+        snapshot.gpus = instances.into();
+        let figures = history::Recorder::default().figures(&snapshot, None);
+        let overview = Overview::from_snapshot(&snapshot, figures, Details::None);
+        let names: Vec<_> = overview.gpus.iter().map(|gpu| gpu.gpu.as_str()).collect();
+        assert_eq!(names, ["0", "0/1/0", "0/1/1", "1", "2"]);
+        assert_eq!(overview.gpus[0].holders, [("a".to_owned(), 30.0 * GIB)], "of the instances");
+        let [a, b] = overview.containers.as_slice() else { panic!("{overview:?}") };
+        assert_eq!((a.gpu_bytes, a.gpus.values().sum::<f64>()), (Some(30.0 * GIB), 30.0 * GIB));
+        assert_eq!(b.gpu_bytes, None, "5 GiB is not all of it");
+    }
+}

@@ -64,48 +64,52 @@ impl<T> OverviewColumn<T> {
     }
 }
 
-type OfContainer = OverviewColumn<ContainerUse>;
-type OfGpu = OverviewColumn<GpuOverview>;
-type OfProcess = OverviewColumn<ProcessUse>;
+type ContainerColumn = OverviewColumn<ContainerUse>;
+type GpuColumn = OverviewColumn<GpuOverview>;
+type ProcessColumn = OverviewColumn<ProcessUse>;
 
 /// The columns of containers.
 pub const CONTAINERS: [OverviewColumn<ContainerUse>; 13] = [
-    OfContainer::name("CONTAINER", |of, _| of.name.clone()),
-    OfContainer::number("MEMORY / LIMIT", |of, _| pair(of.unreclaimable_bytes, of.limit_bytes)),
-    OfContainer::number("USED", |of, _| percent(of.limit_ratio)),
-    OfContainer::number("HEADROOM", |of, _| size(of.headroom_bytes)).rank(6),
-    OfContainer::number("GROWTH", |of, _| growth(of.growth_bytes_per_second)).optional().rank(7),
-    OfContainer::number("FULL IN", |of, _| full_in(of.seconds_to_limit)).optional().rank(2),
-    OfContainer::number("TRAINERS", |of, _| size(of.role_bytes.get(ROLES[0]).copied())).optional().rank(9),
-    OfContainer::number("WORKERS", |of, _| size(of.role_bytes.get(ROLES[1]).copied())).optional().rank(10),
-    OfContainer::number("VRAM", |of, _| size(of.gpu_bytes)).optional().rank(1),
-    OfContainer::number("GPU", |of, _| percent(of.gpu_utilization_ratio)).optional().rank(5),
-    OfContainer::number("CPU", |of, _| {
+    ContainerColumn::name("CONTAINER", |of, _| of.name.clone()),
+    ContainerColumn::number("MEMORY / LIMIT", |of, _| pair(of.unreclaimable_bytes, of.limit_bytes)),
+    ContainerColumn::number("USED", |of, _| percent(of.limit_ratio)),
+    ContainerColumn::number("HEADROOM", |of, _| size(of.headroom_bytes)).rank(6),
+    ContainerColumn::number("GROWTH", |of, _| growth(of.growth_bytes_per_second)).optional().rank(7),
+    ContainerColumn::number("FULL IN", |of, _| full_in(of.seconds_to_limit)).optional().rank(2),
+    ContainerColumn::number("TRAINERS", |of, _| size(of.role_bytes.get(ROLES[0]).copied()))
+        .optional()
+        .rank(9),
+    ContainerColumn::number("WORKERS", |of, _| size(of.role_bytes.get(ROLES[1]).copied()))
+        .optional()
+        .rank(10),
+    ContainerColumn::number("VRAM", |of, _| size(of.gpu_bytes)).optional().rank(1),
+    ContainerColumn::number("GPU", |of, _| percent(of.gpu_utilization_ratio)).optional().rank(5),
+    ContainerColumn::number("CPU", |of, _| {
         of.cpu_cores.map_or_else(|| UNKNOWN.into(), |cores| format!("{cores:.1}"))
     })
     .rank(4),
-    OfContainer::number("KILLS", |of, _| format!("{:.0}", of.oom_kills)).optional().rank(8),
-    OfContainer::number("LAST KILL", |of, now| ago(of.last_oom_kill, now)).optional().rank(3),
+    ContainerColumn::number("KILLS", |of, _| format!("{:.0}", of.oom_kills)).optional().rank(8),
+    ContainerColumn::number("LAST KILL", |of, now| ago(of.last_oom_kill, now)).optional().rank(3),
 ];
 
 /// The columns of GPUs.
 pub const GPUS: [OverviewColumn<GpuOverview>; 6] = [
-    OfGpu::name("GPU", |of, _| of.gpu.clone()),
-    OfGpu::name("MODEL", |of, _| of.model.to_string()),
-    OfGpu::number("MEMORY / TOTAL", |of, _| pair(of.memory_used_bytes, of.memory_total_bytes)),
-    OfGpu::number("USED", |of, _| percent(of.used_ratio())),
-    OfGpu::number("BUSY", |of, _| percent(of.utilization_ratio)),
-    OfGpu::list("HELD BY", |of, _| held_by(of)),
+    GpuColumn::name("GPU", |of, _| of.gpu.clone()),
+    GpuColumn::name("MODEL", |of, _| of.model.to_string()),
+    GpuColumn::number("MEMORY / TOTAL", |of, _| pair(of.memory_used_bytes, of.memory_total_bytes)),
+    GpuColumn::number("USED", |of, _| percent(of.used_ratio())),
+    GpuColumn::number("BUSY", |of, _| percent(of.utilization_ratio)),
+    GpuColumn::list("HELD BY", |of, _| held_by(of)),
 ];
 
 /// The columns of processes.
 pub const PROCESSES: [OverviewColumn<ProcessUse>; 6] = [
-    OfProcess::name("PROCESS", |of, _| of.name.to_string()),
-    OfProcess::number("PID", |of, _| of.pid.to_string()),
-    OfProcess::name("ROLE", |of, _| of.role.replace('_', " ")),
-    OfProcess::number("SHARE", |of, _| size(of.pss_bytes.map(|bytes| bytes as f64))),
-    OfProcess::number("RESIDENT", |of, _| size(Some(of.rss_bytes as f64))),
-    OfProcess::number("VRAM", |of, _| size(of.gpu_bytes.map(|bytes| bytes as f64))),
+    ProcessColumn::name("PROCESS", |of, _| of.name.to_string()),
+    ProcessColumn::number("PID", |of, _| of.pid.to_string()),
+    ProcessColumn::name("ROLE", |of, _| of.role.replace('_', " ")),
+    ProcessColumn::number("SHARE", |of, _| size(of.pss_bytes.map(|bytes| bytes as f64))),
+    ProcessColumn::number("RESIDENT", |of, _| size(Some(of.rss_bytes as f64))),
+    ProcessColumn::number("VRAM", |of, _| size(of.gpu_bytes.map(|bytes| bytes as f64))),
 ];
 
 /// A table whose cells are made.
@@ -230,18 +234,12 @@ pub fn size(bytes: Option<f64>) -> String {
     bytes.map_or_else(|| UNKNOWN.to_owned(), human_bytes)
 }
 
-/// Formats what is used of a whole, in the unit of the whole where that says enough.
+/// Formats what is used of a whole, with one unit where both have the same.
 pub fn pair(used: Option<f64>, total: Option<f64>) -> String {
-    let (Some(used), Some(total)) = (used, total) else {
-        return format!("{} / {}", size(used), size(total));
-    };
-    let text = human_bytes(total);
-    let unit =
-        text.split_once(' ').and_then(|(number, _)| Some(total / number.parse::<f64>().ok()?)).unwrap_or(1.0);
-    match used / unit {
-        0.0 => format!("0 / {text}"),
-        number if number >= 0.1 => format!("{number:.1} / {text}"),
-        _ => format!("{} / {text}", human_bytes(used)),
+    let (used_text, total_text) = (size(used), size(total));
+    match (used_text.split_once(' '), total_text.split_once(' ')) {
+        (Some((number, unit)), Some((_, of_total))) if unit == of_total => format!("{number} / {total_text}"),
+        _ => format!("{used_text} / {total_text}"),
     }
 }
 
@@ -260,11 +258,17 @@ fn ago(at: Option<f64>, now: f64) -> String {
     at.map_or_else(|| UNKNOWN.to_owned(), |at| format!("{} ago", duration(now - at)))
 }
 
-/// Formats the time until a limit.
+/// Formats the time until a limit, rounded down.
 pub fn full_in(seconds: Option<f64>) -> String {
-    match seconds.filter(|seconds| *seconds <= FARTHEST_LIMIT) {
-        Some(seconds) => format!("~{}", duration(seconds)),
-        None => UNKNOWN.to_owned(),
+    let Some(seconds) = seconds.filter(|seconds| *seconds <= FARTHEST_LIMIT) else {
+        return UNKNOWN.to_owned();
+    };
+    let minutes = (seconds / 60.0) as u64;
+    match minutes / 60 {
+        0 => format!("~{minutes}m"),
+        hours @ 1..10 => format!("~{hours}h{:02}", minutes % 60),
+        hours @ 10..48 => format!("~{hours}h"),
+        hours => format!("~{}d", hours / 24),
     }
 }
 
@@ -297,17 +301,13 @@ mod tests {
     fn amounts_are_short_and_share_a_unit() {
         let gib = |number: f64| Some(number * (1u64 << 30) as f64);
         assert_eq!(pair(gib(38.2), gib(44.0)), "38.2 / 44.0 GiB");
-        assert_eq!(pair(gib(0.5), gib(44.0)), "0.5 / 44.0 GiB");
-        assert_eq!(
-            (pair(gib(0.05), gib(44.0)), pair(Some(0.0), gib(44.0))),
-            ("51.2 MiB / 44.0 GiB".into(), "0 / 44.0 GiB".into())
-        );
+        assert_eq!(pair(gib(0.5), gib(44.0)), "512.0 MiB / 44.0 GiB");
         assert_eq!((pair(gib(1.0), None), pair(None, None)), ("1.0 GiB / -".into(), "- / -".into()));
         let times = [5.0, 200.0, 7200.0, 200_000.0].map(duration);
         assert_eq!(times, ["5s", "3m", "2h", "2d"]);
         assert_eq!(
-            (full_in(Some(7200.0)), full_in(Some(1e9)), full_in(None)),
-            ("~2h".into(), "-".into(), "-".into())
+            [Some(90.0), Some(6090.0), Some(90_000.0), Some(300_000.0), Some(1e9), None].map(full_in),
+            ["~1m", "~1h41", "~25h", "~3d", "-", "-"]
         );
     }
 

@@ -375,7 +375,7 @@ class Check:
     # --- documents
 
     def documents(self):
-        verbs = set(re.findall(r'Command::new\("([\w-]+)"\)', "".join(p.read_text() for p in (self.root / "src/cli").glob("*.rs"))))
+        verbs = set(re.findall(r'Command::new\("([\w-]+)"\)', "".join(p.read_text() for p in (self.root / "src/cli").rglob("*.rs"))))
         settings = set(re.findall(r"^\| `--([\w.-]+)`", (self.root / "docs/config.md").read_text(), re.M)) | {"config.file"}
         pages = [*(self.root / "docs").glob("*.md"), *(self.root / "docs/runbooks").glob("*.md"), self.root / "README.md"]
         for path in pages:

@@ -11,6 +11,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState, Wrap};
 
 use super::state::{Screen, ScreenState};
+use crate::cli::overview_source::NewestKills;
 use crate::export::events::sentence;
 use crate::overview::history::{Point, Track};
 use crate::overview::table::{
@@ -50,8 +51,8 @@ pub fn draw(frame: &mut Frame, state: &ScreenState) {
     match (state.screen(), &state.overview) {
         (Screen::Text { title, lines, from }, _) => draw_text(frame, body, title, lines, *from),
         (Screen::Help, _) => draw_help(frame, body),
-        (Screen::Container(id), Some(overview)) => match state.container_of(id) {
-            Some(container) => draw_container(frame, body, state, container, overview),
+        (Screen::Container { id, from }, Some(overview)) => match state.container_of(id) {
+            Some(container) => draw_container(frame, body, state, container, overview, *from),
             None => {
                 frame.render_widget("It does not run any more. `memledger why NAME` explains its end.", body)
             }
@@ -68,7 +69,7 @@ fn draw_title(frame: &mut Frame, area: Rect, state: &ScreenState) {
         spans.push(Span::raw(format!("  {}  {} containers", time(overview.at), overview.containers.len())));
     }
     if !state.is_served {
-        spans.push(Span::styled("  sampled by itself: no memledger serve answers", state.theme.dim()));
+        spans.push(Span::styled("  no memledger serve: sampled by top itself", state.theme.dim()));
     }
     if let Some(error) = &state.error {
         spans.push(Span::styled(format!("  no newer figures: {error}"), state.theme.alarm()));
@@ -81,7 +82,7 @@ fn draw_footer(frame: &mut Frame, area: Rect, state: &ScreenState) {
         _ if state.is_filtering => format!("/{}_  Enter keeps it, Esc shows all", state.filter),
         Screen::Text { .. } => "up, down scroll  Esc back".to_owned(),
         Screen::Help => "Esc back".to_owned(),
-        Screen::Container(_) => "w why  r runs  a advise  ? help  Esc back".to_owned(),
+        Screen::Container { .. } => "w why  r runs  a advise  ? help  Esc back".to_owned(),
         Screen::List => {
             let filter = if state.filter.is_empty() { String::new() } else { format!(":{}", state.filter) };
             format!(
@@ -107,8 +108,8 @@ fn draw_text(frame: &mut Frame, area: Rect, title: &str, lines: &[String], from:
 }
 
 fn draw_list(frame: &mut Frame, area: Rect, state: &ScreenState, overview: &Overview) {
-    let kills = state.kills.as_deref().unwrap_or_default();
-    let kill_lines = kills.len().clamp(1, SHOWN_KILLS) as u16 + 1;
+    let kills = state.kills.as_ref().map_or(0, |kills| kills.events.len());
+    let kill_lines = kills.min(SHOWN_KILLS) as u16 + 1;
     let gpu_lines = (overview.gpus.len() as u16).min(area.height / 3);
     let [host, gpus, containers, newest] = Layout::vertical([
         Constraint::Length(1),
@@ -212,18 +213,10 @@ fn limit_bar(state: &ScreenState, container: &ContainerUse) -> String {
 }
 
 fn draw_kills(frame: &mut Frame, area: Rect, state: &ScreenState, now: f64) {
-    let (title, lines) = match state.kills.as_deref() {
-        None => ("Reading the newest kills...".to_owned(), vec![]),
-        Some([]) => ("No OOM kill in the last 24 hours.".to_owned(), vec![]),
-        Some(kills) => (
-            "Newest OOM kills and CUDA out-of-memory errors:".to_owned(),
-            kills
-                .iter()
-                .take(SHOWN_KILLS)
-                .map(|kill| format!("{} ago  {}", duration(now - kill.at()), sentence(kill)))
-                .collect(),
-        ),
-    };
+    let title = state.kills.as_ref().map_or("Reading the newest kills...", NewestKills::title);
+    let kills = state.kills.iter().flat_map(|kills| kills.events.iter().take(SHOWN_KILLS));
+    let lines: Vec<String> =
+        kills.map(|kill| format!("{} ago  {}", duration(now - kill.at()), sentence(kill))).collect();
     let style = if lines.is_empty() { state.theme.dim() } else { state.theme.alarm() };
     let lines = std::iter::once(Line::styled(title, style)).chain(lines.into_iter().map(Line::raw));
     frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), area);
@@ -235,6 +228,7 @@ fn draw_container(
     state: &ScreenState,
     container: &ContainerUse,
     overview: &Overview,
+    from: usize,
 ) {
     let mut lines = facts(state, container, overview);
     let graphs =
@@ -249,7 +243,9 @@ fn draw_container(
     let cells = Cells::of(&PROCESSES, list, overview.at, area.width.into());
     let titles: Vec<String> = cells.columns.iter().map(|(title, _)| (*title).to_owned()).collect();
     let widths = cells.widths.iter().map(|width| Constraint::Length(*width as u16));
-    let table = Table::new(cells.rows.iter().map(|row| Row::new(table_row(&cells, row))), widths)
+    let from = from.min(cells.rows.len().saturating_sub(1));
+    let shown = cells.rows.iter().skip(from).map(|row| Row::new(table_row(&cells, row)));
+    let table = Table::new(shown, widths)
         .header(Row::new(table_row(&cells, &titles)).style(Modifier::BOLD))
         .column_spacing(2);
     frame.render_widget(table, processes);

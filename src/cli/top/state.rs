@@ -3,7 +3,7 @@
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::theme::Theme;
-use crate::events::LedgerEvent;
+use crate::cli::overview_source::NewestKills;
 use crate::overview::{ContainerUse, Overview, Sort};
 
 /// Lines that a page key moves.
@@ -16,8 +16,8 @@ pub enum KeyAction {
     None,
     /// End.
     Quit,
-    /// Run this command for this container; of `why` also without one.
-    Ask(&'static str, Option<String>),
+    /// Run this command for the container with this name and id; `why` also without one.
+    RunCommand(&'static str, Option<(String, String)>),
 }
 
 /// The screen in front.
@@ -25,8 +25,8 @@ pub enum KeyAction {
 pub enum Screen {
     /// All containers.
     List,
-    /// One container, by its id.
-    Container(String),
+    /// One container, by its id, with its processes from one on.
+    Container { id: String, from: usize },
     /// An answer of a command, from a line on.
     Text { title: String, lines: Vec<String>, from: usize },
     /// The keys.
@@ -43,8 +43,8 @@ pub struct ScreenState {
     pub overview: Option<Overview>,
     /// Why there is no newer one.
     pub error: Option<String>,
-    /// The newest kills, the newest first; `None` until they were read.
-    pub kills: Option<Vec<LedgerEvent>>,
+    /// The newest kills; `None` until they were read.
+    pub kills: Option<NewestKills>,
     /// The order of containers.
     pub sort: Sort,
     /// Containers whose names contain it.
@@ -53,8 +53,10 @@ pub struct ScreenState {
     pub is_filtering: bool,
     /// Id of the container that keys mean.
     pub selected: Option<String>,
-    /// Screens, the one in front last. The first is the list.
+    /// Screens above the list, the one in front last.
     screens: Vec<Screen>,
+    /// The output of a command is not there yet.
+    is_running_command: bool,
     /// What the terminal can show.
     pub theme: Theme,
 }
@@ -73,6 +75,7 @@ impl ScreenState {
             is_filtering: false,
             selected: None,
             screens: vec![],
+            is_running_command: false,
             theme,
         }
     }
@@ -85,13 +88,13 @@ impl ScreenState {
     /// Returns the id of the container whose details are shown, also behind another screen.
     pub fn container(&self) -> Option<&str> {
         self.screens.iter().rev().find_map(|screen| match screen {
-            Screen::Container(id) => Some(id.as_str()),
+            Screen::Container { id, .. } => Some(id.as_str()),
             _ => None,
         })
     }
 
     /// Takes a new overview, or why there is none.
-    pub fn set_overview(&mut self, overview: Result<Overview, String>) -> KeyAction {
+    pub fn set_overview(&mut self, overview: Result<Overview, String>) {
         match overview {
             Ok(mut overview) => {
                 let sort = self.sort;
@@ -100,21 +103,29 @@ impl ScreenState {
             }
             Err(error) => self.error = Some(error),
         }
-        KeyAction::None
     }
 
-    /// Takes the newest kills.
-    pub fn set_kills(&mut self, kills: Vec<LedgerEvent>) -> KeyAction {
-        self.kills = Some(kills);
-        KeyAction::None
+    /// Shows the output of a command that was started, if its screen is still there.
+    pub fn set_output(&mut self, title: &str, output: &str) {
+        self.is_running_command = false;
+        for screen in &mut self.screens {
+            if let Screen::Text { title: of, lines, .. } = screen
+                && of == title
+            {
+                *lines = output.lines().map(|line| line.replace('\t', "    ")).collect();
+            }
+        }
     }
 
-    /// Shows a text in front.
-    pub fn show_text(&mut self, title: String, text: &str) -> KeyAction {
-        let lines = text.lines().map(|line| line.replace('\t', "    ")).collect();
-        self.screens.retain(|screen| !matches!(screen, Screen::Text { .. }));
-        self.screens.push(Screen::Text { title, lines, from: 0 });
-        KeyAction::None
+    /// Begins to wait for the output of a command; one at a time.
+    fn run_command(&mut self, verb: &'static str, container: Option<(String, String)>) -> KeyAction {
+        if self.is_running_command {
+            return KeyAction::None;
+        }
+        self.is_running_command = true;
+        let title = title(verb, container.as_ref().map(|(name, _)| name.as_str()));
+        self.screens.push(Screen::Text { title, lines: vec!["...".to_owned()], from: 0 });
+        KeyAction::RunCommand(verb, container)
     }
 
     /// Returns the containers that the filter leaves.
@@ -142,26 +153,28 @@ impl ScreenState {
         if self.is_filtering {
             return self.edit_filter(key.code);
         }
+        let processes =
+            self.container().and_then(|id| Some(self.container_of(id)?.processes.as_ref()?.len()));
+        let last_process = processes.unwrap_or(0).saturating_sub(1);
         let Some(front) = self.screens.last_mut() else { return self.press_in_list(key.code) };
-        let is_text = match front {
-            Screen::Text { lines, from, .. } => {
-                let last = lines.len().saturating_sub(1);
-                match moved(*from, last, key.code) {
-                    Some(line) => {
-                        *from = line;
-                        return KeyAction::None;
-                    }
-                    None => true,
-                }
-            }
-            _ => false,
+        let (from, last) = match front {
+            Screen::Text { lines, from, .. } => (Some(from), lines.len().saturating_sub(1)),
+            Screen::Container { from, .. } => (Some(from), last_process),
+            _ => (None, 0),
         };
+        if let Some(from) = from
+            && let Some(line) = moved(*from, last, key.code)
+        {
+            *from = line;
+            return KeyAction::None;
+        }
+        let is_text = matches!(front, Screen::Text { .. });
         match key.code {
             KeyCode::Esc | KeyCode::Char('q' | 'h') | KeyCode::Left | KeyCode::Backspace | KeyCode::Enter => {
                 self.screens.pop();
             }
             KeyCode::Char('?') if !is_text => self.screens.push(Screen::Help),
-            KeyCode::Char(key) if !is_text => return self.ask(key),
+            KeyCode::Char(key) if !is_text => return self.press_command(key),
             _ => {}
         }
         KeyAction::None
@@ -183,10 +196,10 @@ impl ScreenState {
             KeyCode::Enter | KeyCode::Right | KeyCode::Char('l') => {
                 if let Some(id) = shown.get(row) {
                     self.selected = Some(id.clone());
-                    self.screens.push(Screen::Container(id.clone()));
+                    self.screens.push(Screen::Container { id: id.clone(), from: 0 });
                 }
             }
-            KeyCode::Char(key) => return self.ask(key),
+            KeyCode::Char(key) => return self.press_command(key),
             _ => {}
         }
         KeyAction::None
@@ -219,13 +232,10 @@ impl ScreenState {
         Sort::ALL.iter().find(|(_, sort)| *sort == self.sort).map_or("", |(word, _)| word)
     }
 
-    /// Returns the command that a key asks for, of the container in front or the selected one.
-    fn ask(&mut self, key: char) -> KeyAction {
+    /// Starts the command of a key, of the container in front or the selected one.
+    fn press_command(&mut self, key: char) -> KeyAction {
         let verb = match key {
-            'W' => {
-                self.show_text("memledger why".to_owned(), "...");
-                return KeyAction::Ask("why", None);
-            }
+            'W' => return self.run_command("why", None),
             'w' => "why",
             'r' => "runs",
             'a' => "advise",
@@ -234,12 +244,16 @@ impl ScreenState {
         let shown = self.containers();
         let selected = shown.get(self.selected_row(&shown)).map(|container| container.id.clone());
         let id = self.container().map(str::to_owned).or(selected);
-        let Some(name) = id.and_then(|id| Some(self.container_of(&id)?.name.clone())) else {
-            return KeyAction::None;
-        };
-        self.show_text(format!("memledger {verb} {name}"), "...");
-        KeyAction::Ask(verb, Some(name))
+        match id.and_then(|id| Some((self.container_of(&id)?.name.clone(), id))) {
+            Some(container) => self.run_command(verb, Some(container)),
+            None => KeyAction::None,
+        }
     }
+}
+
+/// Returns the title of the output of a command.
+pub fn title(verb: &str, name: Option<&str>) -> String {
+    name.map_or_else(|| format!("memledger {verb}"), |name| format!("memledger {verb} {name}"))
 }
 
 /// Returns where a key moves to from a line.

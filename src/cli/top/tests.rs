@@ -10,6 +10,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::draw::draw;
 use super::state::{KeyAction, ScreenState};
 use super::theme::Theme;
+use crate::cli::overview_source::NewestKills;
 use crate::events::LedgerEvent;
 use crate::overview::history::Track;
 use crate::overview::{ContainerUse, GpuOverview, HostUse, Overview, ProcessUse, Sort, table};
@@ -121,7 +122,7 @@ fn kill() -> LedgerEvent {
 fn state(theme: Theme) -> ScreenState {
     let mut state = ScreenState::new("gpu7".into(), true, Sort::Limit, theme);
     state.set_overview(Ok(overview()));
-    state.set_kills(vec![kill()]);
+    state.kills = Some(NewestKills { events: vec![kill()], is_incomplete: false });
     state
 }
 
@@ -187,55 +188,62 @@ fn table_of_ps_is_that_of_the_list() {
 }
 
 #[test]
-fn keys_select_filter_sort_and_ask() {
+fn keys_select_filter_sort_and_run_commands() {
     let mut state = state(UNICODE);
     let names = |state: &ScreenState| {
         state.containers().iter().map(|container| container.name.clone()).collect::<Vec<_>>()
     };
-    assert_eq!(names(&state), ["piper1-gpl-train-1", "team-a/llama-7b-finetune-0/trainer", "notebook"]);
-    let asked = press(&mut state, &[KeyCode::Down, KeyCode::Char('w')]);
-    assert_eq!(asked[1], KeyAction::Ask("why", Some("team-a/llama-7b-finetune-0/trainer".into())));
-    state.show_text("memledger why".into(), &"a line\n".repeat(50));
+    const LLAMA: &str = "team-a/llama-7b-finetune-0/trainer";
+    assert_eq!(names(&state), ["piper1-gpl-train-1", LLAMA, "notebook"]);
+    let started = press(&mut state, &[KeyCode::Down, KeyCode::Char('w')]);
+    let llama = (LLAMA.to_owned(), state.containers()[1].id.clone());
+    assert_eq!(started[1], KeyAction::RunCommand("why", Some(llama)));
+    state.set_output(&format!("memledger why {LLAMA}"), &["a line"; 50].join("\n"));
     press(&mut state, &[KeyCode::End, KeyCode::Up]);
     assert!(screen(&state, 40, 10).contains("a line"));
     press(&mut state, &[KeyCode::Esc, KeyCode::Char('s'), KeyCode::Char('s')]);
-    assert_eq!((state.sort_word(), names(&state)[0].as_str()), ("gpu", "team-a/llama-7b-finetune-0/trainer"));
-    press(
-        &mut state,
-        &[KeyCode::Char('/'), KeyCode::Char('N'), KeyCode::Char('q'), KeyCode::Backspace, KeyCode::Enter],
-    );
-    assert_eq!(
-        (names(&state), state.filter.as_str()),
-        (
-            vec![
-                "team-a/llama-7b-finetune-0/trainer".into(),
-                "piper1-gpl-train-1".into(),
-                "notebook".to_owned()
-            ]
-            .into_iter()
-            .filter(|name: &String| name.contains('n'))
-            .collect(),
-            "N"
-        )
-    );
+    assert_eq!((state.sort_word(), names(&state)[0].as_str()), ("gpu", LLAMA));
+    press(&mut state, &[KeyCode::Char('/'), KeyCode::Char('B'), KeyCode::Char('q'), KeyCode::Backspace]);
+    press(&mut state, &[KeyCode::Char('o'), KeyCode::Backspace, KeyCode::Enter]);
+    assert_eq!((names(&state), state.filter.as_str()), (vec![LLAMA.to_owned(), "notebook".to_owned()], "B"));
     press(&mut state, &[KeyCode::Esc, KeyCode::Enter, KeyCode::Char('?')]);
     assert!(screen(&state, 100, 20).contains("sort by: nearest to the limit"));
-    let ended = press(
-        &mut state,
-        &[KeyCode::Char('q'), KeyCode::Char('q'), KeyCode::Char('W'), KeyCode::Esc, KeyCode::Char('q')],
-    );
-    assert_eq!((&ended[2], &ended[4]), (&KeyAction::Ask("why", None), &KeyAction::Quit));
+    let back = [KeyCode::Char('q'), KeyCode::Char('q')];
+    press(&mut state, &back);
+    assert_eq!(press(&mut state, &[KeyCode::Char('q')]), [KeyAction::Quit]);
+}
+
+#[test]
+fn output_that_comes_late_stays_away() {
+    let mut state = state(UNICODE);
+    let first = press(&mut state, &[KeyCode::Char('W'), KeyCode::Esc, KeyCode::Char('W')]);
+    // one at a time
+    assert_eq!((&first[0], &first[2]), (&KeyAction::RunCommand("why", None), &KeyAction::None));
+    let list = screen(&state, 80, 24);
+    state.set_output("memledger why", "a late line");
+    assert_eq!(screen(&state, 80, 24), list);
+    assert_eq!(press(&mut state, &[KeyCode::Char('W')]), [KeyAction::RunCommand("why", None)]);
+}
+
+#[test]
+fn processes_of_a_container_scroll() {
+    let mut state = state(UNICODE);
+    press(&mut state, &[KeyCode::Enter, KeyCode::Down, KeyCode::Down]);
+    let text = screen(&state, 100, 24);
+    assert!(text.contains("pt_data_worker") && !text.contains("python  "), "{text}");
 }
 
 #[test]
 fn what_is_missing_is_said() {
     let mut state = ScreenState::new("gpu7".into(), false, Sort::Limit, UNICODE);
     assert!(screen(&state, 100, 10).contains("Taking two samples..."));
-    state.set_overview(Err("no memledger serve answers".into()));
-    assert!(screen(&state, 100, 10).contains("no memledger serve answers"));
+    state.set_overview(Err("no memledger serve responds".into()));
+    assert!(screen(&state, 100, 10).contains("no memledger serve responds"));
     state.set_overview(Ok(Overview { at: NOW, ..Overview::default() }));
-    let text = screen(&state, 100, 10);
-    assert!(text.contains("No container is running.") && text.contains("sampled by itself"), "{text}");
+    state.kills = Some(NewestKills { events: vec![], is_incomplete: true });
+    let text = screen(&state, 120, 10);
+    assert!(text.contains("No container is running.") && text.contains("sampled by top itself"), "{text}");
+    assert!(text.contains("No OOM kill is known; not all of the last 24 hours can be read"), "{text}");
     let mut selected = super::tests::state(UNICODE);
     press(&mut selected, &[KeyCode::Enter]);
     selected.set_overview(Ok(Overview { at: NOW, ..Overview::default() }));
