@@ -12,8 +12,9 @@ import yaml
 import promql
 
 TARGET = {"job", "instance"}  # added to every series by the scrape
+CLUSTER = {"cluster"}  # added where several clusters share a ruler
 # Empty labels are omitted in the text format, so a result may lack them.
-OPTIONAL = {"k8s_namespace_name", "k8s_pod_name", "gpu_instance_id", "compute_instance_id"}
+OPTIONAL = {"cluster", "k8s_namespace_name", "k8s_pod_name", "gpu_instance_id", "compute_instance_id"}
 # labels of a scope that its series always have
 IDENTIFYING = {"container_name", "gpu", "gpu_uuid"}
 
@@ -66,7 +67,7 @@ def families(root):
         elif row := re.match(r"\| `(\w+)` \| (\w+) \| ([^|]*) \|", line):
             name, kind = row[1], row[2]
             own = [label for label in re.split(r",\s*", row[3].strip()) if label]
-            labels = TARGET | set(scope) | set(own)
+            labels = TARGET | CLUSTER | set(scope) | set(own)
             if name == "memledger_container_run_info":
                 labels |= {setting.strip().lower() for setting in settings.split(",")}
             required = TARGET | set(own) | (set(scope) & IDENTIFYING)
@@ -95,9 +96,9 @@ def of_prometheus():
     """Returns the series that Prometheus itself creates for targets and alerts."""
     anything = {"alertname", "alertstate", "severity"}
     return {
-        "up": Series(set(TARGET), "count"),
+        "up": Series(TARGET | CLUSTER, "count"),
         "prometheus_build_info": Series(set(TARGET), "count"),
-        "ALERTS": Series(TARGET | anything, "count"),
+        "ALERTS": Series(TARGET | CLUSTER | anything, "count"),
     }
 
 
@@ -121,4 +122,4 @@ def table(root):
 
 if __name__ == "__main__":
     for name, series in table(Path(__file__).resolve().parents[2]).items():
-        print(name, series.unit, sorted(series.labels - TARGET))
+        print(name, series.unit, sorted(series.labels - TARGET - CLUSTER))
