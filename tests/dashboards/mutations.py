@@ -57,7 +57,7 @@ MUTATIONS = [
     ("a typo in a recorded series", text("dashboards/container.json", "container:memledger_memory_unreclaimable_bytes:deriv1h{", "container:memledger_memory_unreclaimable_bytes:deriv2h{"), "no such series"),
     ("a wrong label in a matcher", text("dashboards/container.json", 'container_name=~\\"$container\\"', 'container=~\\"$container\\"'), "it has no such label"),
     ("a wrong label in by", board("overview.json", lambda d: put(series(d)["targets"][0], expr='sum by (host) (memledger_host_swap_used_bytes{job=~"$job", instance=~"$instance"})')), "by (host): the series have no such label"),
-    ("a wrong label in on", text(RULES + "recording.yml", "* on (job, instance, k8s_namespace_name, k8s_pod_name, container_name)", "* on (job, instance, k8s_namespace_name, k8s_pod_name, container)"), "on (container): a side has no such label"),
+    ("a wrong label in on", text(RULES + "recording.yml", "* on (cluster, job, instance, k8s_namespace_name, k8s_pod_name, container_name)", "* on (cluster, job, instance, k8s_namespace_name, k8s_pod_name, container)"), "on (container): a side has no such label"),
     ("a wrong label in group_left", text(RULES + "recording.yml", "settings, batch_size", "settings, batchsize"), "group_left (batchsize)"),
     ("a label in a legend that the result cannot have", board("overview.json", lambda d: put(series(d)["targets"][0], legendFormat="{{container_name}}")), "the legend names container_name"),
     ("a value that a label never has", text(RULES + "alerts.yml", 'scope="host"', 'scope="hosts"'), "the catalog has no value 'hosts'"),
