@@ -12,7 +12,7 @@ from memledger._model_memory import Sample
 MAX_ROWS = 2
 #: Tokens of a text where nothing says how long those of the training are: the longest that the model takes, and at most these.
 MAX_TOKENS = 1024
-#: Classes of Hugging Face's whose labels are the texts themselves.
+#: Endings of Hugging Face's classes whose labels are the input ids.
 LANGUAGE_MODELS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM")
 
 NEEDS_SAMPLE = (

@@ -139,11 +139,11 @@ pub struct ContainerUse {
     /// Its GPU memory by holder: `tensors`, `torch_cache`, `outside_torch`, `not_reporting`.
     pub gpu_holder_bytes: BTreeMap<String, f64>,
     /// OOM kills of its processes, also of earlier containers of its name.
-    pub oom_kills: f64,
+    pub oom_kills: Option<f64>,
     /// Unix time of the last one.
     pub last_oom_kill: Option<f64>,
-    /// CUDA out-of-memory errors.
-    pub cuda_ooms: f64,
+    /// CUDA out-of-memory errors; absent where none was reported.
+    pub cuda_ooms: Option<f64>,
     /// Its processes, if they were asked for and are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processes: Option<Vec<ProcessUse>>,
@@ -270,6 +270,18 @@ impl Rows<'_> {
         sums
     }
 
+    /// Returns the mean of a family for each running container; `None` where it has no row.
+    fn mean_by_container(&self, family: FamilyId) -> Vec<Option<f64>> {
+        let mut counts = vec![0.0; self.0.running];
+        for row in self.0.family(family) {
+            if let Some(count) = counts.get_mut(row.container as usize) {
+                *count += 1.0;
+            }
+        }
+        let sums = self.by_container(family);
+        sums.into_iter().zip(counts).map(|(sum, count)| Some(sum? / count)).collect()
+    }
+
     /// Adds a family of running containers to maps by its first label.
     fn by_label(&self, family: FamilyId, mut add: impl FnMut(usize, &str, f64)) {
         for row in self.0.family(family) {
@@ -369,9 +381,9 @@ fn containers(rows: &Rows<'_>, figures: &Figures) -> Vec<ContainerUse> {
                 seconds_to_limit: headrooms[number].zip(growth).map(|(left, growth)| left.max(0.0) / growth),
                 cpu_cores: figures.cpu_cores[number],
                 gpu_bytes: gpu_bytes[number],
-                oom_kills: kills[number].unwrap_or(0.0),
+                oom_kills: kills[number],
                 last_oom_kill: last_kills[number],
-                cuda_ooms: cuda_ooms[number].unwrap_or(0.0),
+                cuda_ooms: cuda_ooms[number],
                 ..ContainerUse::default()
             }
         })
@@ -393,14 +405,10 @@ fn containers(rows: &Rows<'_>, figures: &Figures) -> Vec<ContainerUse> {
             *container.gpus.entry(rows.gpu_name(row.gpu)).or_default() += row.value;
         }
     }
-    let mut busy = vec![(0.0, 0.0); found.len()];
-    for row in snapshot.family(FamilyId::CONTAINER_GPU_UTILIZATION) {
-        if let Some((sum, count)) = busy.get_mut(row.container as usize) {
-            (*sum, *count) = (*sum + row.value, *count + 1.0);
-        }
-    }
-    for (container, (sum, count)) in found.iter_mut().zip(busy) {
-        container.gpu_utilization_ratio = (count > 0.0).then_some(sum / count);
+    for (container, ratio) in
+        found.iter_mut().zip(rows.mean_by_container(FamilyId::CONTAINER_GPU_UTILIZATION))
+    {
+        container.gpu_utilization_ratio = ratio;
     }
     found
 }

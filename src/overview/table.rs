@@ -88,7 +88,7 @@ pub const CONTAINERS: [OverviewColumn<ContainerUse>; 13] = [
         of.cpu_cores.map_or_else(|| UNKNOWN.into(), |cores| format!("{cores:.1}"))
     })
     .rank(4),
-    ContainerColumn::number("KILLS", |of, _| format!("{:.0}", of.oom_kills)).optional().rank(8),
+    ContainerColumn::number("KILLS", |of, _| count(of.oom_kills)).optional().rank(8),
     ContainerColumn::number("LAST KILL", |of, now| ago(of.last_oom_kill, now)).optional().rank(3),
 ];
 
@@ -246,6 +246,11 @@ pub fn pair(used: Option<f64>, total: Option<f64>) -> String {
 /// Formats a share.
 pub fn percent(ratio: Option<f64>) -> String {
     ratio.map_or_else(|| UNKNOWN.to_owned(), |ratio| format!("{:.0}%", 100.0 * ratio))
+}
+
+/// Formats a number of events.
+pub fn count(number: Option<f64>) -> String {
+    number.map_or_else(|| UNKNOWN.to_owned(), |number| format!("{number:.0}"))
 }
 
 /// Formats growth in bytes per second.

@@ -15,7 +15,8 @@ use crate::cli::overview_source::NewestKills;
 use crate::export::events::sentence;
 use crate::overview::history::{Point, Track};
 use crate::overview::table::{
-    CONTAINERS, Cells, Kind, PROCESSES, duration, full_in, growth, host_line, pair, percent, shortened, size,
+    CONTAINERS, Cells, Kind, PROCESSES, count, duration, full_in, growth, host_line, pair, percent,
+    shortened, size,
 };
 use crate::overview::{ContainerUse, GpuOverview, Overview};
 
@@ -308,8 +309,9 @@ fn facts(state: &ScreenState, container: &ContainerUse, overview: &Overview) -> 
         .map(|at| format!(", the last {} ago", duration(overview.at - at)))
         .unwrap_or_default();
     lines.push(Line::raw(format!(
-        "CPU       {cpu}    OOM kills {:.0}{last}    CUDA out of memory {:.0}",
-        container.oom_kills, container.cuda_ooms
+        "CPU       {cpu}    OOM kills {}{last}    CUDA out of memory {}",
+        count(container.oom_kills),
+        count(container.cuda_ooms)
     )));
     lines
 }

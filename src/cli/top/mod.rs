@@ -1,6 +1,6 @@
 //! `memledger top`: who uses RAM and VRAM, live, who is next, and who was killed.
 //!
-//! Three threads send messages to the one that draws: keys, overviews, newest kills. None of them makes another wait: a driver or a service
+//! Threads of their own read keys, overviews and newest kills, and send them to the one that draws: a driver or a service
 //! that hangs leaves the keys working.
 
 mod draw;
@@ -37,6 +37,8 @@ const MAX_OUTPUT: usize = 1 << 20;
 const QUEUED_EVENTS: usize = 64;
 /// How long the end waits for the other threads.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a signal waits for the end, which a terminal that takes nothing blocks. Longer than an ordinary end takes.
+const FORCED_EXIT_AFTER: Duration = Duration::from_secs(4);
 
 /// Returns the verb with its own flags; the flags of the settings are added elsewhere.
 pub fn command() -> Command {
@@ -251,7 +253,7 @@ fn watch_signals(sender: SyncSender<ScreenEvent>) -> anyhow::Result<()> {
             futures_util::future::select_all(waiting).await.0
         });
         let _ = sender.try_send(ScreenEvent::Quit);
-        std::thread::sleep(STOP_TIMEOUT);
+        std::thread::sleep(FORCED_EXIT_AFTER);
         #[allow(clippy::disallowed_methods)] // main waits for a terminal that takes nothing
         std::process::exit(128 + number);
     })?;

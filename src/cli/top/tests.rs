@@ -54,7 +54,7 @@ fn overview() -> Overview {
         gpus: BTreeMap::from([("0".into(), 14.2 * GIB)]),
         gpu_utilization_ratio: Some(0.93),
         gpu_holder_bytes: BTreeMap::from([("tensors".into(), 10.0 * GIB), ("torch_cache".into(), 4.2 * GIB)]),
-        oom_kills: 2.0,
+        oom_kills: Some(2.0),
         last_oom_kill: Some(NOW - 180.0),
         history: Some(track),
         processes: Some(vec![
