@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::ClockStep;
 pub use crate::discover::Identity;
+use crate::discover::run::RUNTIME as RUN_RUNTIME;
 pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
 
 /// Ids of events that are not in the ledger are at least this, and below 2^53, so that JavaScript reads them exactly.
@@ -36,6 +37,13 @@ pub struct ContainerRef {
     /// Unix time at which the run started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started: Option<f64>,
+}
+
+impl ContainerRef {
+    /// Returns whether it is a run of `memledger run`.
+    pub fn is_run(&self) -> bool {
+        &*self.runtime == RUN_RUNTIME
+    }
 }
 
 /// The owner of a killed process.

@@ -27,6 +27,7 @@ mod privileges;
 mod prometheus;
 mod recorded;
 mod roles;
+mod run_command;
 mod runs;
 mod screens;
 mod serving;

@@ -341,7 +341,7 @@ mod tests {
 
     fn inventory() -> Inventory {
         let of = |id: &str, above: &str| Container::in_cgroup(id, &format!("{above}/{id}"));
-        Inventory { containers: vec![of(A, "docker"), of(B, "kubepods/pod")], runtimes: vec![] }
+        Inventory { containers: vec![of(A, "docker"), of(B, "kubepods/pod")], ..Inventory::default() }
     }
 
     fn written(device: &GpuDevice) -> Vec<(FamilyId, u64)> {

@@ -11,6 +11,7 @@ mod ledger;
 mod otlp;
 mod pods;
 mod reporter;
+mod runs;
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -138,7 +139,7 @@ pub async fn run_checks(
         checks.extend(otlp::run_checks(config).await); // `serve` finds out by exporting
         checks.push(control_socket::run_check(config)); // and by creating it
     }
-    checks.extend([reporter::run_check(config), open_files(), web(config)]);
+    checks.extend([reporter::run_check(config), runs::run_check(config), open_files(), web(config)]);
     checks.push(settings_file(config));
     checks.extend(unknown_variables());
     if pods::in_pod() {

@@ -16,6 +16,7 @@ mod overview_source;
 mod package_files;
 mod ps;
 mod release_gpu;
+mod run;
 mod runs;
 mod serve;
 mod top;
@@ -79,6 +80,7 @@ fn command(form: FlagForm) -> Command {
         .subcommand(flags(ps::command(), CommandSettings::SAMPLER))
         .subcommand(flags(top::command(), CommandSettings::SAMPLER))
         .subcommand(flags(why::command(), CommandSettings::HOST))
+        .subcommand(flags(run::command(), CommandSettings::RUN))
         .subcommand(flags(events::command(), CommandSettings::HOST))
         .subcommand(flags(runs::list_command(), CommandSettings::LEDGER))
         .subcommand(flags(runs::report_command(), CommandSettings::LEDGER))
@@ -99,11 +101,20 @@ pub fn run() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|verb| verb == driver_process::VERB) {
         return nvml_process::run(); // before the command line is built, which takes memory
     }
+    let mut arguments = std::env::args_os().skip(1);
+    let verb = arguments.next().unwrap_or_default();
+    if verb == run::START_VERB {
+        return run::start(arguments);
+    }
+    if verb == run::HOLD_VERB {
+        return run::hold();
+    }
+    let usage = if verb == "run" { run::OWN_ERROR } else { USAGE };
     let matches = match command(FlagForm::Help).try_get_matches() {
         Ok(matches) => matches,
         Err(error) => {
             let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+            return if error.use_stderr() { ExitCode::from(usage) } else { ExitCode::SUCCESS };
         }
     };
     let outcome = match matches.subcommand() {
@@ -119,6 +130,7 @@ pub fn run() -> ExitCode {
         Some(("runs", matches)) => with_config(matches, |config| runs::list(&config, matches)),
         Some(("compare", matches)) => with_config(matches, |config| runs::compare(&config, matches)),
         Some(("report", matches)) => with_config(matches, |config| runs::report(&config, matches)),
+        Some(("run", matches)) => with_config(matches, |config| run::run(&config, matches)),
         Some(("release-gpu", matches)) => with_config(matches, |config| release_gpu::run(&config)),
         Some(("top", matches)) => {
             with_quiet_config(matches, Level::ERROR, |config| top::run(&config, matches))
@@ -130,6 +142,7 @@ pub fn run() -> ExitCode {
     outcome.unwrap_or_else(|error| {
         eprintln!("memledger: {error:#}");
         ExitCode::from(match () {
+            () if verb == "run" => run::OWN_ERROR,
             () if error.is::<ConfigError>() => USAGE,
             () if error.is::<NotFound>() => NO,
             () if answers_nothing => 1,

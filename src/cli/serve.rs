@@ -31,7 +31,9 @@ use crate::text::error_chain;
 use export::start_exporter;
 use servers::{Servers, bind_control_socket, check_outlets, listen, log_settings, print_startup_summary};
 pub(super) use sources::start_runtimes;
-use sources::{SamplerThread, refresh_partial, serve_through_stalls, start_reporter, start_sampler};
+use sources::{
+    SamplerThread, create_run_spool, refresh_partial, serve_through_stalls, start_reporter, start_sampler,
+};
 
 /// Time for requests in progress to finish after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
@@ -154,6 +156,7 @@ fn start(
     servers: &mut Servers,
 ) -> anyhow::Result<ServiceParts> {
     let (shared_state, event_reader) = (ledger_service.shared_state(), ledger_service.event_reader());
+    create_run_spool(config);
     let runtimes = start_runtimes(config, &ledger_service);
     let reporter = start_reporter(config, Arc::clone(&shared_state.waker));
     let logs = container_logs::start(config, Arc::clone(&shared_state.waker));

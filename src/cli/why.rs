@@ -279,7 +279,7 @@ impl Answer<'_> {
             return vec![]; // by its id
         }
         let exists = self.host.containers.iter().any(|it| it.id.as_str() == &*subject.container_id);
-        if exists && (verdict.at.is_some() || verdict.cause == Cause::NeverStarted) {
+        if exists && (verdict.at.is_some() || verdict.cause == Cause::NeverStarted || subject.is_run()) {
             return vec![]; // its end is known, and no other container can have its name
         }
         let has_kill = verdict.pid.is_some() || verdict.cause == Cause::OomUnnamed;

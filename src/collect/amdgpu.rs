@@ -101,7 +101,7 @@ mod tests {
     fn collect(amd: &mut AmdGpu, now: Timestamp) -> CollectOutcome {
         let folder = tempfile::tempdir().unwrap();
         let host_paths = HostPaths { sys: folder.path().to_path_buf(), ..HostPaths::default() };
-        let inventory = Arc::new(Inventory { containers: vec![], runtimes: vec![] });
+        let inventory = Arc::new(Inventory::default());
         let context = Context { now, host_paths: &host_paths, hierarchy: None, inventory: &inventory };
         let (mut series, mut cycle_data, mut read_errors) = Default::default();
         let mut output =

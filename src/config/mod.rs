@@ -29,10 +29,11 @@ pub use declare::{Setting, parse_duration};
 pub use otlp::OtlpSettings;
 pub use settings::{
     Config, CriSettings, Filter, GpuSettings, HttpLimits, KernelLogChoice, LocalSettings, LogSelection,
-    OomSettings, ReporterSettings, RuntimeEndpoint, StateSettings,
+    OomSettings, ReporterSettings, RunCommandSettings, RuntimeEndpoint, StateSettings,
 };
 use sources::{CONFIG_FILE, Layer, RawValue, Values};
 pub use sources::{CommandSettings, DEFAULT_FILE, FlagForm, arguments, arguments_of, unknown_variables};
+pub use value_parsers::label;
 
 /// All settings, in the order of the help.
 pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {

@@ -68,6 +68,8 @@ settings! {
         gpu: GpuSettings = group::<GpuSettings>();
         /// Settings of the view from inside.
         reporter: ReporterSettings = group::<ReporterSettings>();
+        /// Settings of `memledger run`.
+        run: RunCommandSettings = group::<RunCommandSettings>();
         /// Settings of persistent state.
         state: StateSettings = group::<StateSettings>();
         /// Settings of the sources of the OOM ledger.
@@ -193,6 +195,14 @@ settings! {
         /// From this share of a GPU's memory on, ask reporting trainings to give unused memory of PyTorch back, where another
         /// process could use it, such as 85%. Empty: off. See docs/cleanup.md.
         auto_cleanup: Option<f64> = setting("reporter.auto-cleanup", ("PERCENT", PERCENT), &[], percent);
+    }
+
+    /// Settings of `memledger run`.
+    #[derive(PartialEq, Eq)]
+    struct RunCommandSettings {
+        /// Directory in which memledger run keeps a record of each run for memledger serve. serve creates it for all users, as /tmp is;
+        /// without it the records are below ~/.local/state. Empty: those alone. See docs/bare-hosts.md.
+        spool: Option<PathBuf> = path("run.spool", &["/run/memledger-runs"]);
     }
 
     /// Settings of persistent state.

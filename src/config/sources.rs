@@ -72,11 +72,18 @@ impl CommandSettings {
     /// Of commands that read the ledger and this host.
     pub const HOST: Self = Self {
         shown: &["state.path", "local.socket", "docker.socket", "podman.socket", "cri.endpoint"],
-        hidden: &["cri.", "container.", "oom.", "path.", "log."],
+        hidden: &["cri.", "container.", "oom.", "path.", "log.", "run."],
     };
     /// Of commands that ask the memledger that runs, or sample this host.
-    pub const SAMPLER: Self =
-        Self { hidden: &["cri.", "container.", "oom.", "path.", "log.", "gpu.", "collector."], ..Self::HOST };
+    pub const SAMPLER: Self = Self {
+        hidden: &["cri.", "container.", "oom.", "path.", "log.", "run.", "gpu.", "collector."],
+        ..Self::HOST
+    };
+    /// Of `run`.
+    pub const RUN: Self = Self {
+        shown: &["run.spool", "reporter.directory"],
+        hidden: &["container.settings", "path.", "log."],
+    };
     /// Of commands that ask the memledger that runs.
     pub const CONTROL: Self = Self { shown: &["local.socket"], hidden: &["state.path", "log."] };
     /// Of `healthcheck`.

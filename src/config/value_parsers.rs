@@ -63,6 +63,10 @@ pub fn url_path(text: &str) -> Result<String, String> {
     }
 }
 
+/// Parses a label: its key, and its value if there is one.
+///
+/// # Errors
+/// There is no key.
 pub fn label(text: &str) -> Result<(String, Option<String>), String> {
     let (key, value) = match text.split_once('=') {
         Some((key, value)) => (key, Some(value.to_owned())),

@@ -13,7 +13,7 @@ use super::files::{LogFile, path};
 use super::lines::LineBuffer;
 use crate::config::Config;
 use crate::discover::history::ExistingContainer;
-use crate::discover::{cri, docker};
+use crate::discover::{cri, docker, run};
 use crate::parse::log_error::{LogError, find_errors};
 use crate::text::error_chain;
 
@@ -46,6 +46,9 @@ pub fn last_error(config: &Config, container: &ExistingContainer) -> Result<Opti
         let read = async {
             match container.runtime {
                 cri::RUNTIME => of_pod(config, container).await,
+                run::RUNTIME => {
+                    Err("memledger keeps no output of a run: it is where it was started".to_owned())
+                }
                 _ => of_engine(config, container).await,
             }
         };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{ContainerDetails, ContainerId, Identity, RuntimeEvent, cri, docker};
+use super::{ContainerDetails, ContainerId, Identity, RuntimeEvent, cri, docker, run};
 use crate::clock::Timestamp;
 use crate::config::{Config, RuntimeEndpoint};
 
@@ -125,6 +125,8 @@ pub fn read(
             cri::history(&config.cri, &config.filter, query)
         );
         found.extend(pods);
+        let spools = run::spool::all(config.run.spool.as_deref());
+        found.extend(run::history(spools.iter().map(|spool| &**spool), &config.host_paths, &config.filter));
         Ok(found)
     })
 }

@@ -10,6 +10,7 @@ pub mod history;
 mod path_owner;
 mod reconcile;
 pub mod registry;
+pub mod run;
 mod runtime_state;
 mod status_queries;
 
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Filter, GROUP_SETTING, RunSettings};
+use crate::host::process::{ProcessFacts, ProcessId};
 use crate::parse::kubernetes::{Qos, qos};
 use crate::series::bounded;
 
@@ -32,7 +34,7 @@ pub use registry::{InventoryUpdate, Registry};
 pub use runtime_state::{ConnectionState, RuntimeData, RuntimeState};
 
 /// The supported runtimes, in order of precedence.
-pub const RUNTIMES: [&str; 3] = ["cri", "docker", "podman"];
+pub const RUNTIMES: [&str; 4] = ["cri", "docker", "podman", run::RUNTIME];
 
 /// Full id of a container: 64 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -355,6 +357,9 @@ pub struct Cgroup {
     pub is_truncated: bool,
 }
 
+/// Maximum number of ancestors of a process that are compared with the commands of runs.
+const MAX_ANCESTORS: usize = 32;
+
 /// All running containers at one time.
 #[derive(Debug, Default)]
 pub struct Inventory {
@@ -362,12 +367,31 @@ pub struct Inventory {
     pub containers: Vec<Arc<Container>>,
     /// Runtimes that have, or had, a socket: name and whether memledger is connected.
     pub runtimes: Vec<(&'static str, bool)>,
+    /// The commands of runs without a cgroup.
+    pub commands: Vec<(ProcessId, ContainerId)>,
 }
 
 impl Inventory {
     /// Returns the ids of the containers.
     pub fn ids(&self) -> HashSet<&ContainerId> {
         self.containers.iter().map(|container| &container.id).collect()
+    }
+
+    /// Returns the run without a cgroup that has this process, by its ancestors. `parent`: reads a process.
+    pub fn run_of_process(
+        &self,
+        process: &ProcessFacts,
+        mut parent: impl FnMut(u32) -> Option<ProcessFacts>,
+    ) -> Option<&ContainerId> {
+        let (mut id, mut ppid) = (process.id, process.ppid);
+        for _ in 0..MAX_ANCESTORS {
+            if let Some((_, run)) = self.commands.iter().find(|(command, _)| *command == id) {
+                return Some(run);
+            }
+            let above = parent(ppid).filter(|_| !self.commands.is_empty() && ppid > 1)?;
+            (id, ppid) = (above.id, above.ppid);
+        }
+        None
     }
 
     /// Returns the container of a process by its path in `/proc/PID/cgroup`; `None` if it is in none. The container may not be
@@ -469,7 +493,7 @@ mod tests {
         let known =
             [(&a, format!("pods/docker-{a}.scope")), (&b, format!("docker/{b}")), (&c, inner.clone())];
         let containers = known.iter().map(|(id, path)| Container::in_cgroup(id, path)).collect();
-        let inventory = Inventory { containers, runtimes: vec![] };
+        let inventory = Inventory { containers, ..Inventory::default() };
         for (path, owner) in [
             (format!("/docker/{b}"), Some(&b)),
             (format!("/docker/{b}/x/{a}"), Some(&b)),

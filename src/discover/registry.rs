@@ -1,7 +1,7 @@
 //! Merges the containers of all runtimes and of the cgroup tree into one inventory with stable names.
 //!
 //! * One entry for each id. The cgroup tree shows that a container runs, a runtime names it.
-//! * A container whose id no runtime knows (yet) is held back for [`NAME_GRACE`] if a runtime may still name it, and is then
+//! * A container whose id no runtime knows (yet) is held back for [`NAME_GRACE`] if a runtime (of a run: its record) may still name it, and is then
 //!   shown under its short id. Otherwise every start would create a series with a meaningless name.
 //! * The sandbox of a pod (its pause process) is not a container: its memory belongs to the host.
 //! * A container inside a container has its own entry only if a runtime knows it. Otherwise it is part of the outer one, so that
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::cgroup_tree::{CgroupTree, ContainerCgroup, Hierarchy};
 use super::{
-    Cgroup, ConnectionState, Container, ContainerId, ContainerRecord, Identity, Inventory, RuntimeState,
+    Cgroup, ConnectionState, Container, ContainerId, ContainerRecord, Identity, Inventory, RuntimeState, run,
 };
 use crate::clock::Timestamp;
 use crate::config::Filter;
@@ -71,6 +71,7 @@ impl Registry {
             None => (false, Ok(())),
         };
         let (mut records, mut sandboxes, mut uncertain) = (HashMap::new(), HashSet::new(), HashSet::new());
+        let (mut ended_runs, mut commands) = (HashSet::new(), Vec::new());
         let mut short_lived = Vec::new();
         let mut connections = Vec::new();
         for (rank, source) in self.sources.iter().enumerate() {
@@ -93,6 +94,8 @@ impl Registry {
             records
                 .extend(state.running.values().map(|record| (record.id.clone(), (rank, with_gpus(record)))));
             sandboxes.extend(state.sandboxes.iter().cloned());
+            ended_runs.extend(state.ended_runs.iter().cloned());
+            commands.extend(state.commands.iter().map(|(id, command)| (*command, id.clone())));
             uncertain.extend(state.uncertain.iter().cloned());
         }
         let candidates = self.tree.as_ref().map_or(&[][..], CgroupTree::candidates);
@@ -101,8 +104,15 @@ impl Registry {
         // with cri-dockerd, Docker lists sandboxes as containers
         records.retain(|id, _| !sandboxes.contains(id));
         short_lived.retain(|record| !sandboxes.contains(&record.id));
+        sandboxes.extend(ended_runs);
         let before = Arc::clone(&self.inventory);
-        let inventory = Arc::new(self.merge(now, &records, &sandboxes, &connections));
+        let mut inventory = self.merge(now, &records, &sandboxes, &connections);
+        let has_no_cgroup = |id: &ContainerId| {
+            inventory.containers.iter().any(|container| container.id == *id && container.cgroup.is_none())
+        };
+        commands.retain(|(_, id)| has_no_cgroup(id));
+        inventory.commands = commands;
+        let inventory = Arc::new(inventory);
         let ended = ended_since(&before, &inventory, &short_lived, &self.filter);
         self.inventory = Arc::clone(&inventory);
         (InventoryUpdate { inventory, ended }, walked)
@@ -134,8 +144,11 @@ impl Registry {
                 None => {
                     let seen = *self.nameless.get(&candidate.id).unwrap_or(&now);
                     nameless.insert(candidate.id.clone(), seen);
-                    if connections.iter().any(|(_, connection, _)| may_get_name(*connection, now.since(seen)))
-                    {
+                    let is_run = |runtime: &str| runtime == run::RUNTIME;
+                    let mut namers = connections
+                        .iter()
+                        .filter(|(runtime, ..)| is_run(runtime) == is_run(candidate.runtime));
+                    if namers.any(|(_, connection, _)| may_get_name(*connection, now.since(seen))) {
                         self.waiting = true;
                     } else {
                         found.push((usize::MAX, container_of_cgroup(candidate, cgroup)));
@@ -162,7 +175,8 @@ impl Registry {
         mark_nested(&mut containers);
         let runtimes =
             connections.iter().filter_map(|(runtime, _, is_up)| Some((*runtime, (*is_up)?))).collect();
-        Inventory { containers: containers.into_iter().map(Arc::new).collect(), runtimes }
+        let containers = containers.into_iter().map(Arc::new).collect();
+        Inventory { containers, runtimes, ..Inventory::default() }
     }
 }
 

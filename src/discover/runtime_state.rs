@@ -8,6 +8,7 @@ use super::cri::pod_resources::Allocations;
 use super::{ContainerId, ContainerRecord, RuntimeEvent};
 use crate::clock::Timestamp;
 use crate::host::Waker;
+use crate::host::process::ProcessId;
 
 /// Limit of ended containers that wait for the next cycle; beyond it the oldest are dropped.
 const MAX_ENDED: usize = 4_096;
@@ -58,6 +59,10 @@ pub struct RuntimeData {
     pub uncertain: HashSet<ContainerId>,
     /// Sandboxes of pods, which have a cgroup and an id but are not containers.
     pub sandboxes: HashSet<ContainerId>,
+    /// Runs whose command has ended: processes that it left behind in its cgroup belong to the host.
+    pub ended_runs: HashSet<ContainerId>,
+    /// The commands of runs.
+    pub commands: HashMap<ContainerId, ProcessId>,
     /// GPUs that the kubelet allocated to containers of pods.
     pub allocations: Allocations,
     /// Containers that ended since the last cycle.
@@ -83,6 +88,8 @@ impl RuntimeState {
             running: HashMap::new(),
             uncertain: HashSet::new(),
             sandboxes: HashSet::new(),
+            ended_runs: HashSet::new(),
+            commands: HashMap::new(),
             allocations: Allocations::default(),
             ended: vec![],
             events: VecDeque::new(),
@@ -141,6 +148,13 @@ impl RuntimeState {
         let mut state = self.lock();
         state.generation += u64::from(state.uncertain != ids);
         state.uncertain = ids;
+    }
+
+    /// Sets the commands of runs, and the runs whose command has ended.
+    pub fn set_commands(&self, commands: HashMap<ContainerId, ProcessId>, ended: HashSet<ContainerId>) {
+        let mut state = self.lock();
+        state.generation += u64::from((&state.commands, &state.ended_runs) != (&commands, &ended));
+        (state.commands, state.ended_runs) = (commands, ended);
     }
 
     /// Counts a response about `what` that was rejected as too large, and logs the first for each, up to [`MAX_LOGGED`].

@@ -99,7 +99,10 @@ fn by_cause<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>, advi
             );
         }
         (Cause::ShmFull, _) => shm_full(run, advice),
-        (Cause::Stopped, _) if run.exit.and_then(|exit| exit.requested_signal()) == Some(SIGKILL) => {
+        (Cause::Stopped, _)
+            if run.exit.and_then(|exit| exit.requested_signal()) == Some(SIGKILL)
+                && !run.subject.is_run() =>
+        {
             advice.push(RAISE_STOP_TIMEOUT.to_owned());
         }
         (Cause::KilledOutside, _) => killed_outside(run, advice),
@@ -186,7 +189,8 @@ fn error_exit(run: &RunSummary<'_>, advice: &mut Vec<String>) {
 pub(super) fn look_into_log(subject: Option<&ContainerRef>) -> String {
     let name = subject.map(|subject| &*subject.identity.name).unwrap_or_default();
     let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"_.-".contains(&b);
-    if name.is_empty() || name.starts_with('-') || !name.bytes().all(is_plain) {
+    let is_run = subject.is_some_and(ContainerRef::is_run);
+    if is_run || name.is_empty() || name.starts_with('-') || !name.bytes().all(is_plain) {
         return String::new();
     }
     format!(
@@ -513,7 +517,7 @@ fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, 
         let size =
             if &*most.name == OUTSIDE_CONTAINERS { "the largest container" } else { "the largest holder" };
         advice.push(format!(
-            "Set a memory limit on {whom}, {size}, or lower its limit: docker run --memory, Compose mem_limit. \
+            "Set a memory limit on {whom}, {size}, or lower its limit: docker run --memory, Compose mem_limit, memledger run --memory. \
              Then its growth affects itself, not other containers."
         ));
     }
@@ -668,6 +672,9 @@ fn score(kill: &Kill, run: &RunSummary<'_>, advice: &mut Vec<String>) {
 /// Returns the command that shows the container's log, with a name that needs no quoting in a shell.
 fn logs(run: &RunSummary<'_>) -> String {
     let subject = run.subject;
+    if subject.is_run() {
+        return "what it wrote to its terminal or file; memledger keeps no output of a run".to_owned();
+    }
     let plain = |text: &str| {
         !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
     };

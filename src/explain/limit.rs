@@ -35,6 +35,8 @@ pub(super) enum LimitSetter {
     Kubernetes,
     Systemd,
     Engine,
+    /// `memledger run`.
+    Run,
     /// It is neither the container's own cgroup nor a unit, such as that of a job of Slurm.
     Unknown,
 }
@@ -47,6 +49,8 @@ impl LimitSetter {
         let is_own = cgroup.is_empty() || own.rsplit('/').next().is_some_and(|last| last.contains(id));
         if !subject.identity.k8s_pod.is_empty() || cgroup.contains("kubepods") {
             Self::Kubernetes
+        } else if subject.is_run() && is_own {
+            Self::Run
         } else if !id.is_empty() && is_own {
             Self::Engine
         } else if [".service", ".slice", ".scope"].iter().any(|unit| cgroup.ends_with(unit)) {
@@ -62,6 +66,7 @@ impl LimitSetter {
             Self::Kubernetes => Some("resources.limits.memory".to_owned()),
             Self::Systemd => Some("MemoryMax=".to_owned()),
             Self::Engine => Some("--memory, mem_limit".to_owned()),
+            Self::Run => Some("memledger run --memory".to_owned()),
             Self::Unknown => None,
         };
         let now = now.map(|limit| format!("now {}", bytes(limit)));

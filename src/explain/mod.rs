@@ -18,6 +18,7 @@ mod log_file;
 mod place;
 mod program;
 mod report;
+mod run_words;
 mod start_error;
 mod verdict;
 mod text;
@@ -190,7 +191,7 @@ impl Cause {
             Cause::OomNodes => "OUT OF MEMORY of the NUMA nodes that may be used",
             Cause::OomSysrq => "KILLED by the kernel's OOM killer on request (sysrq)",
             Cause::OomUnnamed => "OUT OF MEMORY, known from the kernel's counters only",
-            Cause::OomFlagOnly => "OUT OF MEMORY, by the runtime's flag only",
+            Cause::OomFlagOnly => "OUT OF MEMORY, without a record of the kill",
             Cause::OomHostProcess => "OUT OF MEMORY: a process outside containers was killed",
             Cause::OomCgroupLimit => "OUT OF MEMORY at the limit of its cgroup",
             Cause::OomNoVictim => "OUT OF MEMORY, and no process may be killed",
@@ -544,7 +545,7 @@ pub fn verdict_without_events(
             "It is not killed, because the kernel still frees a little again and again: raise the limit, or let it use less."
         }
     };
-    Verdict {
+    run_words::adapt(Verdict {
         subject: Some(subject),
         cause: if is_stalled { Cause::AtLimit } else { Cause::Nothing },
         confidence: if is_stalled { Confidence::Certain } else { Confidence::Unsure },
@@ -558,7 +559,7 @@ pub fn verdict_without_events(
         report: None,
         held: None,
         advice: if is_stalled { vec![stalled_advice().to_owned()] } else { vec![] },
-    }
+    })
 }
 
 /// Adds to a verdict what the runtime says about the container now.

@@ -282,7 +282,7 @@ fn swap(kill: &Kill, report: &OomReport, run: &RunSummary<'_>) -> Option<String>
     if limit == 0 {
         let text = match (kill.scope, LimitSetter::of(run.subject, &kill.limit_cgroup)) {
             (OomScope::Host, _) => "The host has no swap: some swap gives idle memory a place.",
-            (_, LimitSetter::Kubernetes | LimitSetter::Unknown) => return None,
+            (_, LimitSetter::Kubernetes | LimitSetter::Unknown | LimitSetter::Run) => return None,
             (_, LimitSetter::Systemd) => "This cgroup may use no swap: MemorySwapMax= permits some.",
             (_, LimitSetter::Engine) => {
                 "This cgroup may use no swap: --memory-swap above --memory permits some."

@@ -3,7 +3,9 @@
 use super::limit::{inside, limit_bytes, limit_of};
 use super::place::CgroupPlace;
 use super::text::{bytes, lasted, name, role_one, signal, signal_of, time};
-use super::{Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, last_sample, report};
+use super::{
+    Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, last_sample, report, run_words,
+};
 use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
 use crate::parse::kernel_log::NoKill;
 use crate::runs::hit_limit::LimitPosition;
@@ -12,6 +14,8 @@ use crate::runs::hit_limit::LimitPosition;
 const SHM_FULL_ABOVE: f64 = 0.9;
 /// SIGBUS, raised by a write to a full `/dev/shm`.
 const SIGBUS: i64 = 7;
+/// What is said of a run whose cgroup counted nothing.
+const WITHOUT_CGROUP: &str = "It had no cgroup, or that was gone before its counters were read: an OOM kill of one of its children is listed as one of the host (`memledger events`).";
 /// What is said of an end with an error where no other cause is known.
 pub(super) const OWN_ERROR: &str = ": its own error.";
 /// An exit by SIGKILL so many seconds after a kill on a host that ran out of memory is most likely by that kill.
@@ -56,6 +60,8 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
             (Cause::Unknown, Confidence::Unsure, "Nothing is recorded of this run.".to_owned())
         }),
     };
+    let without_cgroup = run.exit.filter(|exit| exit.subject.is_run() && exit.runtime_oom_flag.is_none());
+    let without_cgroup = without_cgroup.filter(|_| lead.is_none()).map(|_| WITHOUT_CGROUP.to_owned());
     let last_cuda_oom = run.cuda_ooms.last().map(|oom| oom.at);
     let mut evidence: Vec<Evidence> = lead.map(|kill| kill.evidence.clone()).unwrap_or_default();
     if is_cuda_oom(cause) {
@@ -63,7 +69,7 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
     }
     evidence.extend(run.exit.into_iter().flat_map(|exit| exit.evidence.iter().cloned()));
     evidence.extend(flag_line(run, cause));
-    Verdict {
+    run_words::adapt(Verdict {
         subject: Some(run.subject.clone()),
         cause,
         confidence,
@@ -75,16 +81,17 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         requested_at: now,
         what,
-        also: also(run, lead)
+        also: also(run, lead, cause)
             .into_iter()
             .chain(cuda_oom::also(run).filter(|_| !is_cuda_oom(cause)))
+            .chain(without_cgroup)
             .collect(),
         evidence,
         pid: lead.and_then(|kill| kill.pid),
         report: lead.and_then(|kill| kill.report.clone()),
         held: run.before(lead).cloned(),
         advice: advice::of(cause, run, lead),
-    }
+    })
 }
 
 /// Returns true if the verdict is about a CUDA out-of-memory error.
@@ -139,7 +146,7 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         requested_at: now,
         what,
-        also: also(run, Some(kill)),
+        also: also(run, Some(kill), cause),
         evidence: kill.evidence.clone(),
         pid: kill.pid,
         report: kill.report.clone(),
@@ -498,11 +505,16 @@ fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) 
         }
         Some(ExitReason::Unknown) if !run.unattributed_kills.is_empty() => killed(run, &at),
         Some(ExitReason::Unknown) if exit.runtime_oom_flag == Some(true) => {
-            let what = format!(
-                "{at}. The runtime's flag OOMKilled is set, and nothing else is left of an OOM kill: no record of it \
-                 could be read, so the process, its size and the limit are not known."
-            );
-            (Cause::OomFlagOnly, Confidence::Likely, what)
+            let (shown, confidence) = match exit.subject.is_run() {
+                true => ("Its cgroup counted an OOM kill, and there is no record of it", Confidence::Certain),
+                false => (
+                    "The runtime's flag OOMKilled is set, and nothing else is left of an OOM kill: no record of it",
+                    Confidence::Likely,
+                ),
+            };
+            let what =
+                format!("{at}. {shown} could be read, so the process, its size and the limit are not known.");
+            (Cause::OomFlagOnly, confidence, what)
         }
         Some(ExitReason::Unknown) if exit.is_unrecorded() => (
             Cause::Unknown,
@@ -650,7 +662,15 @@ fn by_error(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
         );
         return (Cause::ErrorExit, Confidence::Unsure, what);
     }
-    if run.exit.is_some_and(|exit| exit.is_unrecorded() && !exit.kernel_log_read) {
+    let counted = run.exit.filter(|exit| exit.subject.is_run()).and_then(|exit| exit.runtime_oom_flag);
+    if counted == Some(true) && run.kills.is_empty() {
+        let what = format!(
+            "{at}, and its cgroup counted an OOM kill: most likely one of its workers was killed, and the program then ended. No record of \
+             the kill could be read, so the process, its size and the limit are not known."
+        );
+        return (Cause::OomFlagOnly, Confidence::Likely, what);
+    }
+    if counted.is_none() && run.exit.is_some_and(|exit| exit.is_unrecorded() && !exit.kernel_log_read) {
         let what = format!(
             "{at}. The kernel log could not be read for that time: if a child of it was OOM-killed, that is the cause; else it was its \
              own error."
@@ -666,7 +686,7 @@ fn by_error(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
 fn flag_line(run: &RunSummary<'_>, cause: Cause) -> Option<Evidence> {
     let exit = run.exit?;
     let flag = exit.runtime_oom_flag?;
-    if exit.evidence.iter().any(|line| line.text.contains("OOMKilled")) {
+    if exit.subject.is_run() || exit.evidence.iter().any(|line| line.text.contains("OOMKilled")) {
         return None; // mentioned already
     }
     let oom = !run.kills.is_empty() || matches!(cause, Cause::OomLimitMain | Cause::OomHost);
@@ -679,7 +699,7 @@ fn flag_line(run: &RunSummary<'_>, cause: Cause) -> Option<Evidence> {
 }
 
 /// Describes the other kills of the run in one line: how many there were, of which the newest may be all that was read.
-fn also(run: &RunSummary<'_>, lead: Option<&Kill>) -> Vec<String> {
+fn also(run: &RunSummary<'_>, lead: Option<&Kill>, cause: Cause) -> Vec<String> {
     let others: Vec<_> = run.kills.iter().filter(|kill| lead.is_none_or(|lead| lead.id != kill.id)).collect();
     let counted = run.kills.iter().filter_map(|kill| kill.number).chain(run.exit.map(|exit| exit.oom_kills));
     let all = counted.max().unwrap_or(0).max(run.kills.len() as u64) - u64::from(lead.is_some());
@@ -722,10 +742,18 @@ fn also(run: &RunSummary<'_>, lead: Option<&Kill>) -> Vec<String> {
         && (lead.is_none() && exit.exit_code != Some(SIGKILL_STATUS))
         && (exit.is_unrecorded() && !exit.kernel_log_read && exit.runtime_oom_flag == Some(true))
     {
-        lines.push(
-            "The runtime's flag OOMKilled is set: a process of it may have been OOM-killed; no record of that could be read."
-                .to_owned(),
-        );
+        if cause == Cause::OomFlagOnly {
+            return lines; // said already
+        }
+        let line = match exit.subject.is_run() {
+            true => {
+                "Its cgroup counted an OOM kill: a process of it was killed; no record of that could be read."
+            }
+            false => {
+                "The runtime's flag OOMKilled is set: a process of it may have been OOM-killed; no record of that could be read."
+            }
+        };
+        lines.push(line.to_owned());
     }
     lines
 }

@@ -134,7 +134,7 @@ fn heading(text: &mut String, verdict: &Verdict) {
     };
     let ago = verdict.at.map(|at| verdict.requested_at - at).filter(|ago| *ago >= 0.0);
     let ago = ago.map_or_else(String::new, |ago| format!(", {} ago", lasted(ago)));
-    wrap(text, "", &format!("{}{sure}{ago}", verdict.cause.title()));
+    wrap(text, "", &format!("{}{sure}{ago}", verdict.title()));
 }
 
 fn evidence(text: &mut String, lines: &[Evidence], max: usize) {

@@ -245,7 +245,7 @@ mod tests {
         };
         let attributed = GpuAttribution { processes: vec![on_gpu], ..GpuAttribution::default() };
         let mut cycle = |after: u64, id: &str, errors: usize| {
-            let inventory = Arc::new(Inventory { containers: vec![run(id)], runtimes: vec![] });
+            let inventory = Arc::new(Inventory { containers: vec![run(id)], ..Inventory::default() });
             let now = start.plus(Duration::from_secs(after));
             let context = Context { now, host_paths: &host_paths, hierarchy: None, inventory: &inventory };
             let cycle_data = CycleData { gpus: vec![Arc::new(reading(now))], ..CycleData::default() };
@@ -288,8 +288,7 @@ mod tests {
     fn attributes_error_to_container_of_recent_gpu_process() {
         let start = Timestamp::now();
         let mut xids = XidCounts::default();
-        let (host_paths, inventory) =
-            (HostPaths::default(), Arc::new(Inventory { containers: vec![], runtimes: vec![] }));
+        let (host_paths, inventory) = (HostPaths::default(), Arc::new(Inventory::default()));
         let mut record = |now: Timestamp, owners: &[(u32, &str)], reported: &[(f64, Xid)]| {
             let owners = owners.iter().map(|(pid, id)| (*pid, ContainerId::new(id))).collect();
             let (containers, processes) = (HashMap::new(), vec![]);

@@ -121,6 +121,9 @@ byte_bounds! {
     /// The logs of all containers, in a second.
     CONTAINER_LOGS: "logs of all containers, per second", 8 << 20,
         "reading waits in the same way";
+    /// Labels and settings are the most of it.
+    SPOOLED_RUN: "record of a run of `memledger run`", 16 << 10,
+        "it is ignored: the run has its id as its name";
     /// The response of an OTLP endpoint.
     OTLP_RESPONSE: "one response of an OTLP endpoint", 64 << 10,
         "the rest is not read";
@@ -235,6 +238,20 @@ pub static RUNTIME_SOCKETS: ListBound = ListBound {
     on_overflow: "further ones are ignored, logged once",
 };
 
+/// Limit on the users whose records of runs are read.
+pub static SPOOL_USERS: ListBound = ListBound {
+    source: "users with a directory in `--run.spool`",
+    max: 256,
+    on_overflow: "the runs of further ones have their ids as names",
+};
+
+/// Limit on the records of runs of one user. `memledger run` keeps half as many.
+pub static SPOOLED_RUNS_OF_USER: ListBound = ListBound {
+    source: "records of runs of one of them",
+    max: 256,
+    on_overflow: "further ones are ignored in the same way",
+};
+
 /// Limit on the headers of a request.
 pub static REQUEST_HEADERS: ListBound = ListBound {
     source: "headers of an HTTP request",
@@ -296,7 +313,7 @@ pub static REPORTED_OPERATIONS: ListBound = ListBound {
 };
 
 /// All limits of lists.
-pub static LISTS: [&ListBound; 23] = [
+pub static LISTS: [&ListBound; 25] = [
     &PROCESSES,
     &PROCESSES_OF_HOST,
     &NEW_PROCESSES,
@@ -314,6 +331,8 @@ pub static LISTS: [&ListBound; 23] = [
     &PAST_EVENTS,
     &CONTAINER_LOGS_AT_ONCE,
     &RUNTIME_SOCKETS,
+    &SPOOL_USERS,
+    &SPOOLED_RUNS_OF_USER,
     &API_EVENTS,
     &RUN_RECORDS,
     &REQUEST_HEADERS,

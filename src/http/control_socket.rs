@@ -1,7 +1,8 @@
 //! The control socket: the API and the admin routes for verbs on this host, as HTTP on a Unix socket.
 //!
 //! The permissions of the socket decide who may use it. Beyond that a process of a container is refused whatever its user
-//! is, because containers run as root and may mount the socket by mistake. Only memledger's own container is admitted.
+//! is, because containers run as root and may mount the socket by mistake. Only memledger's own container is admitted. A run of
+//! `memledger run` is no container here: it separates its processes from the host in nothing.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -26,6 +27,7 @@ use super::server::{ConnectionHandle, serve_http};
 use super::timeouts::{ConnectionClock, TimedStream};
 use crate::clock::Timestamp;
 use crate::config::LocalSettings;
+use crate::discover::run;
 use crate::host::groups::group_id;
 use crate::host::{Dir, unix_peer};
 use crate::parse::container_id;
@@ -237,7 +239,10 @@ fn is_foreign_container(own: &[u8], peer: &[u8]) -> bool {
     let ids = |cgroups: &[u8]| {
         let paths = lines(cgroups).filter_map(|line| line.splitn(3, |byte| *byte == b':').nth(2));
         let paths = paths.map(|path| String::from_utf8_lossy(path).into_owned());
-        let ids = paths.map(|path| container_id::in_path(&path).map(|found| found.id.to_owned()).collect());
+        let ids = paths.map(|path| {
+            let containers = container_id::in_path(&path).filter(|found| found.runtime != run::RUNTIME);
+            containers.map(|found| found.id.to_owned()).collect()
+        });
         ids.max_by_key(Vec::len).unwrap_or_default()
     };
     let (own, peer): (Vec<String>, Vec<String>) = (ids(own), ids(peer));
@@ -325,6 +330,9 @@ mod tests {
         assert!(is_foreign_container(&host, &container));
         assert!(!is_foreign_container(&container, &container) && !is_foreign_container(&container, &host));
         assert!(is_foreign_container(&container, &of(&format!("/docker/{b}"))));
+        let in_run = |above: &str| of(&format!("{above}/memledger-{a}.scope"));
+        assert!(!is_foreign_container(&host, &in_run("/user.slice")));
+        assert!(is_foreign_container(&host, &in_run(&format!("/docker/{b}"))));
         assert!(
             is_foreign_container(&container, &of(&format!("/docker/{a}/docker/{b}"))),
             "a container in it"

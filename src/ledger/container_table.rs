@@ -17,7 +17,7 @@ use super::interval::Interval;
 use super::run::{Run, START_TOLERANCE};
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
-use crate::discover::{Container, ContainerId, EventKind, Identity, RuntimeEvent};
+use crate::discover::{Container, ContainerId, EventKind, Identity, RuntimeEvent, run};
 use crate::events::{MemoryHolder, OUTSIDE_CONTAINERS, PriorUsage};
 use crate::runs::usage::ContainerUsage;
 
@@ -41,7 +41,7 @@ const RUN_DECIDED_AFTER: Duration = Duration::from_secs(15);
 const MAX_HOST_MEMORY: usize = 64;
 /// Maximum number of holders of the host's memory in an event.
 const MAX_HOLDERS: usize = 5;
-/// The runtime that reports requests to stop. Pods have none in CRI, and Podman has none at its API.
+/// The engine that reports requests to stop. Pods have none in CRI, and Podman has none at its API.
 const REPORTS_REQUESTS: &str = "docker";
 /// Maximum number of ended containers that are kept.
 const MAX_ENDED: usize = 5_000;
@@ -462,7 +462,10 @@ impl ContainerTable {
     /// Returns whether every request to stop is known that this runtime got until a container of it ended: it reports them, and has been
     /// connected since before.
     pub fn reports_requests(&self, runtime: &str, ended: f64) -> bool {
-        runtime == REPORTS_REQUESTS && self.connected_since.get(runtime).is_some_and(|since| *since <= ended)
+        // the record of a run has all that `memledger run` received
+        runtime == run::RUNTIME
+            || runtime == REPORTS_REQUESTS
+                && self.connected_since.get(runtime).is_some_and(|since| *since <= ended)
     }
 
     /// Returns the container that alone had a process with this pid at that time: the first process of a run, by the
@@ -472,6 +475,14 @@ impl ContainerTable {
         let mut found = self.states.iter().filter(|(_, state)| state.all_runs().any(had));
         let id = found.next()?.0.clone();
         found.next().is_none().then_some(id)
+    }
+
+    /// Returns the run of `memledger run` whose command had this pid at that time.
+    pub fn find_run_by_pid(&self, pid: u32, happened: &Interval) -> Option<ContainerId> {
+        let is_its = |state: &ContainerState| {
+            &*state.runtime == run::RUNTIME && state.all_runs().any(|run| run.had_first_pid(pid, happened))
+        };
+        self.states.iter().find(|(_, state)| is_its(state)).map(|(id, _)| id.clone())
     }
 
     /// Removes containers that ended before this Unix time, and those above the limit. Returns their ids.

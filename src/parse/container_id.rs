@@ -8,6 +8,7 @@
 //! | CRI-O | `crio-<64 hex>.scope` |
 //! | containerd, where the kubelet uses the systemd driver and containerd does not (`SystemdCgroup = false`) | `kubepods-<pod>.slice:cri-containerd:<64 hex>` |
 //! | Podman | `libpod-<64 hex>.scope`, or without `.scope` below `libpod_parent` |
+//! | `memledger run` | `memledger-<64 hex>.scope`, without systemd `memledger/<64 hex>` |
 //!
 //! The monitor processes of CRI-O and Podman run in `crio-conmon-<id>.scope` and `libpod-conmon-<id>.scope`, which are not
 //! the container. Not here: which of several nested ids counts; that needs the runtimes (`discover`).
@@ -17,7 +18,7 @@
 pub struct ContainerIdMatch<'a> {
     /// The 64 hexadecimal digits.
     pub id: &'a str,
-    /// `docker`, `containerd`, `cri-o`, `podman`, or `unknown`.
+    /// `docker`, `containerd`, `cri-o`, `podman`, `run`, or `unknown`.
     pub runtime: &'static str,
 }
 
@@ -37,10 +38,12 @@ pub fn in_component<'a>(component: &'a str, parent: &str) -> Option<ContainerIdM
         Some("cri-containerd") => "containerd",
         Some("crio") => "cri-o",
         Some("libpod") => "podman",
+        Some("memledger") => "run",
         Some(other) if other.ends_with("conmon") => return None,
         Some(_) => "unknown",
         None if parent == "docker" => "docker",
         None if parent == "libpod_parent" => "podman",
+        None if parent == "memledger" => "run",
         None => "unknown",
     };
     Some(ContainerIdMatch { id, runtime })

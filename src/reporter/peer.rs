@@ -19,6 +19,8 @@ pub struct ReportingPeer {
     cgroup: Arc<str>,
     /// Its container.
     pub container: ContainerId,
+    /// The container is a run without a cgroup, found by the process's ancestors.
+    is_by_ancestor: bool,
 }
 
 impl ReportingPeer {
@@ -39,19 +41,27 @@ impl ReportingPeer {
         let connected = unix_peer::connected_process(&socket).map_err(|_| ReportRejection::Peer)?;
         let (pid, pidfd) = connected.ok_or(ReportRejection::Peer)?;
         let pid = pid.as_raw_nonzero().get().cast_unsigned();
-        let facts = Dir::open(&host_paths.process(pid))
-            .and_then(|dir| ProcessFacts::read(&dir, pid, cgroup_v1, &mut Vec::new()))
-            .map_err(|_| ReportRejection::Peer)?;
+        let read = |pid| {
+            Dir::open(&host_paths.process(pid))
+                .and_then(|dir| ProcessFacts::read(&dir, pid, cgroup_v1, &mut Vec::new()))
+        };
+        let facts = read(pid).map_err(|_| ReportRejection::Peer)?;
         if unix_peer::has_ended(&pidfd) {
             return Err(ReportRejection::Peer);
         }
-        let container = inventory.owner_of_path(&facts.cgroup).ok_or(ReportRejection::NoContainer)?;
-        Ok(Self { id: facts.id, pidfd, cgroup: facts.cgroup, container })
+        let by_cgroup = inventory.owner_of_path(&facts.cgroup);
+        let by_ancestor = || inventory.run_of_process(&facts, |pid| read(pid).ok());
+        let is_by_ancestor = by_cgroup.is_none();
+        let container = by_cgroup.or_else(|| by_ancestor().cloned()).ok_or(ReportRejection::NoContainer)?;
+        Ok(Self { id: facts.id, pidfd, cgroup: facts.cgroup, container, is_by_ancestor })
     }
 
     /// Returns true if the process is of the same container by this inventory, which may know more containers than the one by
     /// which it was identified.
     pub fn has_same_owner(&self, inventory: &Inventory) -> bool {
-        inventory.owner_of_path(&self.cgroup).as_ref() == Some(&self.container)
+        match self.is_by_ancestor {
+            true => inventory.commands.iter().any(|(_, run)| *run == self.container),
+            false => inventory.owner_of_path(&self.cgroup).as_ref() == Some(&self.container),
+        }
     }
 }

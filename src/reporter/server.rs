@@ -433,7 +433,7 @@ mod tests {
         let (mut server, address) = server_with_process_in(folder, &path);
         server.state.take(&Arc::new(Inventory {
             containers: vec![Container::in_cgroup(&id, &path)],
-            runtimes: vec![],
+            ..Inventory::default()
         }));
         server.refresh_owners();
         (server, address)
@@ -592,7 +592,7 @@ mod tests {
         for (id, own, wanted) in [(&outer, &path[..71], vec![outer.clone()]), (&inner, &path[..], vec![])] {
             inventory.containers.push(Container::in_cgroup(id, own));
             let containers = inventory.containers.clone();
-            server.state.take(&Arc::new(Inventory { containers, runtimes: vec![] }));
+            server.state.take(&Arc::new(Inventory { containers, ..Inventory::default() }));
             server.refresh_owners();
             assert_eq!(owners(&server), wanted);
         }

@@ -427,17 +427,17 @@ mod tests {
         let start = HostPaths::default().boot_time().expect("btime") as f64;
         let (first, second) =
             (container('a', "train", start + 100.0), container('a', "train", start + 200.0));
-        let mut enter = |after: u64,
-                         running: &Arc<Container>,
-                         ended: &[Arc<Container>],
-                         gpus: &GpuAttribution| {
-            let inventory = Arc::new(Inventory { containers: vec![Arc::clone(running)], runtimes: vec![] });
-            let now = now.plus(Duration::from_secs(after));
-            let context = Context { now, host_paths: &host_paths, hierarchy: None, inventory: &inventory };
-            table.record(&context, ended, &CycleData::default(), gpus);
-            let peak = |peaks: &RunPeaks| peaks.gpus.get("GPU-0").and_then(Peak::highest);
-            (peak(&table.running[&running.id]), table.ended.front().and_then(|ended| peak(&ended.peaks)))
-        };
+        let mut enter =
+            |after: u64, running: &Arc<Container>, ended: &[Arc<Container>], gpus: &GpuAttribution| {
+                let inventory =
+                    Arc::new(Inventory { containers: vec![Arc::clone(running)], ..Inventory::default() });
+                let now = now.plus(Duration::from_secs(after));
+                let context =
+                    Context { now, host_paths: &host_paths, hierarchy: None, inventory: &inventory };
+                table.record(&context, ended, &CycleData::default(), gpus);
+                let peak = |peaks: &RunPeaks| peaks.gpus.get("GPU-0").and_then(Peak::highest);
+                (peak(&table.running[&running.id]), table.ended.front().and_then(|ended| peak(&ended.peaks)))
+            };
         let (old, new) = (start + 110.0, start + 205.0);
         assert_eq!(enter(0, &first, &[], &held(now, old, 5)), (Some(5), None));
         let ended = std::slice::from_ref(&first);
@@ -460,7 +460,7 @@ mod tests {
             unreclaimable: u64,
         ) -> Series {
             self.now = self.now.plus(Duration::from_secs(1));
-            let inventory = Arc::new(Inventory { containers: running.to_vec(), runtimes: vec![] });
+            let inventory = Arc::new(Inventory { containers: running.to_vec(), ..Inventory::default() });
             let host_paths = HostPaths::default();
             let context =
                 Context { now: self.now, host_paths: &host_paths, hierarchy: None, inventory: &inventory };

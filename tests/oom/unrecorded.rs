@@ -218,7 +218,7 @@ fn only_the_flag_of_the_engine_is_left_without_the_kernel_log() {
     // a young exit is pending for some seconds
     let (code, screen) = eventually("its exit", || {
         match verb(&scene, &["why", &container.name, NO_LEDGER, "--oom.kernel-log=off"]) {
-            (code, screen) if words(&screen).contains("OUT OF MEMORY, by the runtime's flag only") => {
+            (code, screen) if words(&screen).contains("OUT OF MEMORY, without a record of the kill") => {
                 Ok((code, screen))
             }
             (_, screen) => Err(screen),

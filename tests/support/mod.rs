@@ -249,6 +249,9 @@ impl Memledger {
         if !flags.iter().any(|flag| flag.starts_with("--reporter.directory")) {
             command.arg("--reporter.directory="); // one directory has one memledger
         }
+        if !flags.iter().any(|flag| flag.starts_with("--run.spool")) {
+            command.arg("--run.spool="); // it would be made on this host
+        }
         let log = tempfile::tempfile().expect("a log");
         command.args(flags).stdout(Stdio::null()).stderr(log.try_clone().expect("a log"));
         let child = command.spawn().expect("memledger starts");

@@ -14,7 +14,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=../setup/lib.sh
 . "$here/../setup/lib.sh"
 
-readonly PACKAGES=(systemd systemd-sysv dbus docker.io containerd runc tini python3-minimal libpython3-stdlib
+# libpam-systemd and dbus-user-session: users have a systemd of their own.
+readonly PACKAGES=(systemd systemd-sysv dbus libpam-systemd dbus-user-session docker.io containerd runc tini python3-minimal libpython3-stdlib
   procps kmod iproute2 util-linux)
 # Units that have nothing to do here, or wait for what never comes.
 readonly MASKED=(systemd-timesyncd.service systemd-networkd-wait-online.service systemd-update-utmp.service

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::discover::{Hierarchy, RuntimeState, Version, cri, docker};
+use crate::discover::{Hierarchy, RuntimeState, Version, cri, docker, run};
 use crate::host::Waker;
 use crate::host::panics::{essential, run_essential};
 use crate::http::SnapshotCache;
@@ -79,7 +79,30 @@ pub(in crate::cli) fn start_runtimes(
         tokio::spawn(essential(runtime, follow));
         sources.push(source);
     }
+    sources.push(start_runs(config, ledger_service));
     sources
+}
+
+/// Starts to follow what `memledger run` records.
+fn start_runs(config: &Config, ledger_service: &LedgerService) -> Arc<RuntimeState> {
+    let source = RuntimeState::new(run::RUNTIME, Arc::clone(&ledger_service.shared_state().waker));
+    let resume = run::RunResumeState::new(
+        ledger_service.since(run::RUNTIME, ""),
+        ledger_service.running(run::RUNTIME),
+    );
+    let spools = run::spool::all(config.run.spool.as_deref());
+    let (filter, host_paths) = (config.filter.clone(), config.host_paths.clone());
+    let follow = run::follow(spools, filter, host_paths, Arc::clone(&source), resume);
+    tokio::spawn(essential(run::RUNTIME, follow));
+    source
+}
+
+/// Creates the directory in which every user may record runs. Without it `memledger run` records them below the user's home.
+pub(super) fn create_run_spool(config: &Config) {
+    let Some(spool) = &config.run.spool else { return };
+    if let Err(error) = run::spool::create_shared(spool) {
+        tracing::debug!(spool = %spool.display(), %error, "no directory for the runs of all users");
+    }
 }
 
 /// Keeps the metrics that need no cycle up to date while none finishes, for ever.

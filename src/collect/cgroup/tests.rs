@@ -43,7 +43,7 @@ fn collect_beside(
     mut cycle_data: CycleData,
 ) -> CycleData {
     let hierarchy = Hierarchy { version, root: root.to_path_buf() };
-    let inventory = Arc::new(Inventory { containers, runtimes: vec![] });
+    let inventory = Arc::new(Inventory { containers, ..Inventory::default() });
     let context = Context {
         now,
         host_paths: &HostPaths::default(),

@@ -326,7 +326,8 @@ fn threaded_cgroup_below_container_hides_no_process() {
     let mut host = Host::new(&[]);
     host.hierarchy.root = root.to_path_buf();
     let below = [PathBuf::from(&name).join("threads")];
-    host.inventory = Arc::new(Inventory { containers: vec![container(&name, &below)], runtimes: vec![] });
+    host.inventory =
+        Arc::new(Inventory { containers: vec![container(&name, &below)], ..Inventory::default() });
     host.cycle();
     let pids: Vec<u32> = host.cycle_data.processes.of(0).iter().map(|process| process.pid).collect();
     let pid = sleeper.id();

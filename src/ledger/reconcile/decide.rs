@@ -12,7 +12,9 @@ use super::Reconciler;
 use super::owner::{ATTRIBUTION_TIMEOUT, PendingKill, RUNTIME_EVENT_TIMEOUT};
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
-use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope, Victim};
+use crate::events::{
+    ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope, Victim,
+};
 use crate::ledger::container_state::End;
 use crate::ledger::interval::{CLOCK_TOLERANCE, Interval, LOG_DELAY};
 use crate::ledger::run::{PossibleEnd, Run, SIGKILL_STATUS, STOP_REQUEST_WINDOW};
@@ -85,7 +87,7 @@ impl PendingExit {
             requests_known: false,
             peak_usage_bytes: run.figures.usage_peak_bytes(),
             peak_unreclaimable_bytes: run.figures.unreclaimable_peak_bytes(),
-            evidence: runtime_evidence(&run, at),
+            evidence: runtime_evidence(&subject, &run, at),
             before: before.map(Arc::new),
             subject,
         };
@@ -100,11 +102,12 @@ impl PendingExit {
     }
 }
 
-fn runtime_evidence(run: &Run, at: f64) -> Vec<Evidence> {
+fn runtime_evidence(subject: &ContainerRef, run: &Run, at: f64) -> Vec<Evidence> {
     let mut lines = Vec::new();
     let mut add = |text: String| lines.push(Evidence::new("runtime", text));
     for signal in run.stop_signals_before(at) {
         match signal {
+            Some(signal) if subject.is_run() => add(format!("memledger run received signal {signal}")),
             Some(signal) => add(format!("stop request with signal {signal} (docker stop or kill)")),
             None => add("stop request, signal unknown".to_owned()),
         }
@@ -116,8 +119,11 @@ fn runtime_evidence(run: &Run, at: f64) -> Vec<Evidence> {
         Some(code) => add(format!("exit code {code}")),
         None => add("exit code unknown".to_owned()),
     }
-    if let Some(flag) = run.oom_flag {
-        add(format!("OOMKilled {flag}, which is often wrong"));
+    match run.oom_flag {
+        Some(true) if subject.is_run() => add("its cgroup counted an OOM kill".to_owned()),
+        Some(false) if subject.is_run() => add("its cgroup counted no OOM kill".to_owned()),
+        Some(flag) => add(format!("OOMKilled {flag}, which is often wrong")),
+        None => {}
     }
     lines
 }
@@ -351,7 +357,7 @@ impl Reconciler {
         if exit.exit_code.is_none() && run.exit_code.is_some() {
             exit.exit_code = run.exit_code;
             exit.stop_signals = run.stop_signals_before(exit.at).collect();
-            exit.evidence = runtime_evidence(run, exit.at);
+            exit.evidence = runtime_evidence(&exit.subject, run, exit.at);
         }
     }
 
@@ -365,7 +371,10 @@ impl Reconciler {
             return Some(Decision::of(ExitReason::HostRestart));
         }
         let request = run.map_or(StopRequest::None, |run| stop_request(run, exit.at, exit.exit_code));
-        let is_early = now.since(pending.noticed) < EVIDENCE_TIMEOUT;
+        // the record of a run is complete, and its cgroup its own: only a kill that it counted may still be read
+        let counted = run.filter(|_| exit.subject.is_run()).and_then(|run| run.oom_flag);
+        let is_complete = counted == Some(false) || counted == Some(true) && !self.log_up;
+        let is_early = now.since(pending.noticed) < EVIDENCE_TIMEOUT && !is_complete;
         if exit.exit_code.is_some_and(|code| code != SIGKILL_STATUS) {
             return self.decide_error(pending, run, request, is_early);
         }

@@ -249,13 +249,13 @@ impl Reconciler {
             let owner = of(&paths);
             // a limit was hit and the victim was in no cgroup: it was exiting already
             if owner != PathOwner::Unknown && (context.global || paths != ["/"]) {
-                return Some((owner, "kmsg"));
+                return Some(self.run_on_host(pending, &owner).unwrap_or((owner, "kmsg")));
             }
         }
         if let Some(path) = &hints.proc_info.cgroup {
             let owner = of(&[path]);
             if owner != PathOwner::Unknown {
-                return Some((owner, "proc"));
+                return Some(self.run_on_host(pending, &owner).unwrap_or((owner, "proc")));
             }
         }
         if let Some(pid) = pending.kill.pid.filter(|_| self.config.host_pids)
@@ -268,6 +268,13 @@ impl Reconciler {
             // a slice that is killed as a group can contain containers
             PathOwner::Host | PathOwner::Unknown => None,
         }
+    }
+
+    /// Returns the run without a cgroup whose command was killed, where the cgroup is one of the host.
+    fn run_on_host(&self, pending: &PendingKill, owner: &PathOwner) -> Option<(PathOwner, &'static str)> {
+        let pid = pending.kill.pid.filter(|_| self.config.host_pids && *owner == PathOwner::Host)?;
+        let id = self.containers.find_run_by_pid(pid, &pending.happened)?;
+        Some((PathOwner::Container(id), "processes"))
     }
 
     /// Returns a pending kill as it is shown until it is settled: with its container as soon as that is known, if only by its id.

@@ -285,7 +285,8 @@ impl Story {
             })
         };
         let containers: Vec<_> = running.iter().map(container).collect();
-        let inventory = Arc::new(Inventory { containers, runtimes: runtimes.to_vec() });
+        let inventory =
+            Arc::new(Inventory { containers, runtimes: runtimes.to_vec(), ..Inventory::default() });
         let usage = Arc::new(self.usage.clone());
         let containers = running.iter().map(|_| Arc::clone(&usage)).collect();
         CycleReport {

@@ -76,7 +76,7 @@ impl World {
             gpus: vec![],
         };
         let mut inventory =
-            Inventory { containers: vec![], runtimes: vec![(self.sources.kind.name(), true)] };
+            Inventory { runtimes: vec![(self.sources.kind.name(), true)], ..Inventory::default() };
         for (container, runs) in self.runs.iter().enumerate() {
             let is_listed = |run: &usize| {
                 self.is_running(container, *run, at) && runs[*run].start + self.sources.runtime_lag <= at

@@ -1,0 +1,224 @@
+//! `memledger run`: starts a command in a cgroup of its own and records how it ends, so that a plain process has all that containers
+//! have. To the shell it is the command: terminal, standard input, process group and exit status are the command's.
+
+mod cgroup;
+mod command_name;
+mod start;
+mod supervisor;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::builder::ValueParser;
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
+use rustix::process::geteuid;
+
+use crate::clock::Timestamp;
+use crate::config::{Config, label};
+use crate::discover::run::record::{RecordedProcess, SpooledRun, new_id};
+use crate::discover::run::spool::{UserSpool, own_spool};
+use crate::series::human_bytes;
+use cgroup::{NoCgroup, RunCgroup};
+use supervisor::Supervisor;
+
+pub use start::{HOLD_VERB, START_VERB, hold, start};
+
+/// Exit status of errors of memledger's own, as those of `env`, `timeout` and `docker run`.
+pub const OWN_ERROR: u8 = 125;
+/// The smallest limit: a Python program does not start with less.
+const MIN_LIMIT: u64 = 4 << 20;
+/// Maximum number of labels.
+const MAX_LABELS: usize = 32;
+
+/// Returns the verb with its own flags.
+pub fn command() -> Command {
+    Command::new("run")
+        .about("Run a command so that a plain process has what containers have: memory, limit, OOM kills, exit, advice.")
+        .after_help(
+            "The command gets a cgroup of its own: from systemd where that runs (users without root: on cgroup v2), else as root. \
+             memledger serve shows it as a container of the runtime `run`; `memledger why NAME` explains its end, also without serve.\n\
+             Exit status: that of the command, 128 + n after signal n; 125 for an error of memledger run, 126 if the command cannot be \
+             executed, 127 if it is not found.",
+        )
+        .arg(
+            Arg::new("name")
+                .long("name")
+                .value_name("NAME")
+                .value_parser(command_name::checked)
+                .help("Its name. Default: that of the script or program."),
+        )
+        .arg(
+            Arg::new("memory")
+                .long("memory")
+                .value_name("SIZE")
+                .value_parser(limit)
+                .help("Memory limit, such as 32G or 512M, in powers of 1024; without swap. Default: none."),
+        )
+        .arg(
+            Arg::new("label")
+                .long("label")
+                .value_name("KEY=VALUE")
+                .action(ArgAction::Append)
+                .value_parser(ValueParser::new(|text: &str| label(text)))
+                .help("A label, as of a container: memledger.run.KEY=VALUE is a setting of the run, memledger.run.group its group."),
+        )
+        .arg(
+            Arg::new("no-cgroup")
+                .long("no-cgroup")
+                .action(ArgAction::SetTrue)
+                .conflicts_with("memory")
+                .help("Record exit and wall time alone, where the command cannot have a cgroup."),
+        )
+        .arg(
+            Arg::new("no-client")
+                .long("no-client")
+                .action(ArgAction::SetTrue)
+                .help("Leave PYTHONPATH as it is: without the view from inside."),
+        )
+        .arg(
+            Arg::new("command")
+                .value_name("COMMAND")
+                .value_parser(ValueParser::os_string())
+                .value_hint(ValueHint::CommandWithArguments)
+                .trailing_var_arg(true)
+                .num_args(1..)
+                .required(true)
+                .help("The command and its arguments, best after --."),
+        )
+}
+
+/// Parses a limit: a number with K, M, G or T, also as KiB, MiB and so on.
+fn limit(text: &str) -> Result<u64, String> {
+    let wrong = || format!("expected a size such as 32G or 512M, at least {}", human_bytes(MIN_LIMIT as f64));
+    let digits = text.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.trim_start().to_ascii_lowercase();
+    let shift = match unit.strip_suffix("ib").or(unit.strip_suffix('b')).unwrap_or(&unit) {
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        "" => 0,
+        _ => return Err(wrong()),
+    };
+    let bytes = number.parse::<f64>().map_err(|_| wrong())?
+        * f64::from(1_u32 << (shift % 30))
+        * f64::from(1_u32 << (shift / 30 * 30));
+    if (MIN_LIMIT as f64..=i64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err(wrong()) }
+}
+
+/// Runs the command, and returns its exit status.
+pub fn run(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let arguments: Vec<OsString> = matches.get_many("command").expect("required").cloned().collect();
+    let limit_bytes: Option<u64> = matches.get_one("memory").copied();
+    let boot_id = config.host_paths.boot_id()?;
+    let cgroup = match matches.get_flag("no-cgroup") {
+        true => None,
+        false => cgroup_for(config, limit_bytes)?,
+    };
+    let own = own_spool();
+    let spool = UserSpool::open(config.run.spool.as_deref(), own.as_deref())
+        .context("cannot record the run: no directory for it can be written")?;
+    let known = spool.prune(|run| run.is_running(&config.host_paths, &boot_id));
+    let is_taken =
+        |name: &str| known.iter().any(|run| run.name == name && run.is_running(&config.host_paths, &boot_id));
+    let name = match matches.get_one::<String>("name") {
+        Some(name) => name.clone(),
+        None => command_name::unused(&command_name::of(&arguments), is_taken),
+    };
+    let environment: Vec<String> = std::env::vars_os()
+        .filter_map(|(name, value)| Some(format!("{}={}", name.to_str()?, value.to_str()?)))
+        .collect();
+    let own = RecordedProcess::read(&config.host_paths, std::process::id());
+    let run = SpooledRun {
+        id: new_id()?,
+        name,
+        started: Timestamp::now().unix_seconds(),
+        boot_id,
+        labels: labels(matches)?,
+        settings: config.filter.settings_of(environment.iter().map(String::as_str)),
+        limit_bytes,
+        supervisor: own.context("this process is not in the procfs of --path.procfs")?,
+        command: None,
+        signals: vec![],
+        end: None,
+    };
+    if limit_bytes.is_some() && is_unkillable() {
+        eprintln!(
+            "memledger: oom_score_adj is -1000 here, so the command would hang at its limit instead of being killed: echo 0 > /proc/self/oom_score_adj"
+        );
+    }
+    let variables = if matches.get_flag("no-client") { vec![] } else { client_variables(config) };
+    Supervisor { config, spool, run, cgroup }.supervise(&arguments, &variables)
+}
+
+/// Returns whether the kernel may kill neither this process nor what it starts.
+fn is_unkillable() -> bool {
+    std::fs::read_to_string("/proc/self/oom_score_adj").is_ok_and(|text| text.trim() == "-1000")
+}
+
+/// Returns the cgroup that the command can have; `None` in a job of Slurm, which limits and accounts it.
+fn cgroup_for(config: &Config, limit_bytes: Option<u64>) -> anyhow::Result<Option<RunCgroup>> {
+    match RunCgroup::choose(&config.host_paths, geteuid().is_root()) {
+        Ok(cgroup) => Ok(Some(cgroup)),
+        Err(NoCgroup::InJob) if limit_bytes.is_none() => {
+            eprintln!("memledger: in a Slurm job, whose limit counts: no cgroup of its own for the command");
+            Ok(None)
+        }
+        Err(reason) => bail!("{reason}"),
+    }
+}
+
+fn labels(matches: &ArgMatches) -> anyhow::Result<BTreeMap<String, String>> {
+    let given = matches.get_many::<(String, Option<String>)>("label").unwrap_or_default();
+    let labels: BTreeMap<_, _> =
+        given.map(|(key, value)| (key.clone(), value.clone().unwrap_or_default())).collect();
+    if labels.len() > MAX_LABELS {
+        bail!("--label: at most {MAX_LABELS} labels");
+    }
+    Ok(labels)
+}
+
+/// Returns the variables with which Python programs report from inside, if a memledger has put the client there.
+fn client_variables(config: &Config) -> Vec<(&'static str, OsString)> {
+    let Some(directory) = config.reporter.directory.as_deref() else { return vec![] };
+    let client = directory.join("python");
+    if !client.is_dir() {
+        return vec![];
+    }
+    let present = std::env::var_os("PYTHONPATH").filter(|present| !present.is_empty());
+    let paths = std::iter::once(client).chain(present.iter().flat_map(std::env::split_paths));
+    let mut paths: Vec<PathBuf> = paths.collect();
+    paths.dedup();
+    let Ok(joined) = std::env::join_paths(paths) else { return vec![] };
+    vec![("PYTHONPATH", joined), ("MEMLEDGER_REPORTER_DIRECTORY", directory.into())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limit_is_read_as_docker_reads_it() {
+        for (text, bytes) in [
+            ("32G", Some(32 << 30)),
+            ("32g", Some(32 << 30)),
+            ("1.5GiB", Some(3 << 29)),
+            ("512M", Some(512 << 20)),
+            ("512 MB", Some(512 << 20)),
+            ("1T", Some(1 << 40)),
+            ("8388608", Some(8 << 20)),
+            ("32", None),
+            ("-1G", None),
+            ("G", None),
+            ("1P", None),
+            ("99999999T", None),
+            ("", None),
+        ] {
+            assert_eq!(limit(text).ok(), bytes, "{text}");
+        }
+    }
+}
