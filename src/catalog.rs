@@ -259,8 +259,9 @@ catalog! {
     HOST_OOM_KILLS = Counter Global "memledger_host_oom_kills_total" [] max 1, since Ledger,
         "Processes that the kernel's OOM killer killed on this host since the first start of the ledger; never disappears.",
         "The sum of the kills counted for containers (including those excluded by a filter), for host processes, and as unattributed, once each kill is settled, at most 15 s after its victim is gone.";
-    HOST_PROCESS_OOM_KILLS = Counter Global "memledger_host_process_oom_kills_total" [] max 1, since Ledger,
-        "Part of memledger_host_oom_kills_total: kills of processes outside containers.";
+    HOST_PROCESS_OOM_KILLS = Counter Global "memledger_host_process_oom_kills_total" ["scope"] max 2, since Ledger,
+        "Part of memledger_host_oom_kills_total: kills of processes outside containers.",
+        "`scope`: `host` if the host ran out of memory, `limit` if a cgroup reached its own limit, such as that of a systemd unit, a job or a session.";
     OOM_UNATTRIBUTED = Counter Global "memledger_oom_kills_unattributed_total" [] max 1, since Ledger,
         "Part of memledger_host_oom_kills_total: kills that no evidence ties to a container or a host process.",
         "Counted 10 s after the kill.";

@@ -17,11 +17,11 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 engine() { if has docker; then docker "$@" 2>/dev/null || true; fi; }
 
 # The cgroups that tests, the demo and their runtimes create; everything else is the machine's own. The engines' parents of
-# all containers are not listed: whoever runs the first container makes them.
+# all containers, and that of all runs, are not listed: whoever runs the first one makes them.
 cgroups() {
   find /sys/fs/cgroup -mindepth 1 -type d 2>/dev/null |
     grep -E '/(memledger[^/]*|mlt[^/]*|docker|libpod[^/]*|kubepods[^/]*|k8s\.io|machine\.slice)(/|$)' |
-    grep -vE '/(docker|libpod_parent(/conmon)?)$' || true
+    grep -vE '/(docker|libpod_parent(/conmon)?|memledger)$' || true
 }
 
 # Not the mounts that systemd makes for log-ins and services, nor an engine's own: the file systems and networks of its

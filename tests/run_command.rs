@@ -9,6 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use fake_nvml::{FakeNvml, Process, State};
 use serde_json::Value;
 
+use crate::support::cgroups::remove_everywhere;
 use crate::support::docker::unique;
 use crate::support::{Memledger, binary, eventually, eventually_true, in_v2_guest, terminate};
 
@@ -307,7 +308,8 @@ fn killed_supervisor_leaves_the_command_and_an_unknown_end() {
         let exits = metrics.try_value("memledger_container_exits_total", &unknown)?;
         if exits == 1.0 { Ok(()) } else { Err(exits.to_string()) }
     });
-    // the next run removes what is left of its cgroup
+    let id = record["id"].as_str().unwrap();
+    eventually_true("its cgroup can be removed", || remove_everywhere(&Path::new("memledger").join(id)));
     assert_eq!(runs.record(&name).unwrap()["end"], Value::Null);
 }
 
@@ -315,7 +317,7 @@ fn killed_supervisor_leaves_the_command_and_an_unknown_end() {
 fn second_run_of_a_script_has_a_name_of_its_own() {
     let runs = Runs::new();
     let script = runs.path("train.sh");
-    std::fs::write(&script, "sleep 300").unwrap();
+    std::fs::write(&script, "exec sleep 300").unwrap();
     let command = ["sh", script.to_str().unwrap()];
     let _first = runs.start(&[], &command);
     runs.started("train");

@@ -240,7 +240,7 @@ def of_hosts(paper_container):
                  "the kernel log is missing", "MemledgerOOMSourceDown", WARNING, {"source": "kmsg"}, most=40, least=30),
         Act(12, "a backup job outside containers reaches the limit of its cgroup: the kernel kills it",
             lambda play: play.kill_host_job(), alerts=(
-                Alert("MemledgerHostOOMKilled", CRITICAL, {"instance": "gpu-host"}),
+                Alert("MemledgerUnitOOMKilled", WARNING, {"instance": "gpu-host"}),
                 Alert("MemledgerOOMKillUnattributed", WARNING, {"instance": "plain-host"}))),
         on_plain(50, lambda play: play.plain.fill_disk(), lambda play: play.plain.empty_disk(),
                  "the disk of the ledger is full", "MemledgerStoreDown", WARNING),
@@ -269,6 +269,7 @@ ALL_ON = 90
 
 # Alerts that no act can provoke, with the reason.
 NOT_PLAYED = {
+    "MemledgerHostOOMKilled": "the host would have to run out of memory, and with it whoever watches the demo",
     "MemledgerContainerGpuMemoryLeakSuspected": "no program of the demo reports from inside, and one would have to for two hours",
     "MemledgerGpuDriverFailing": "it fires by chance: an hour of restarts is a minute of the demo; a process that hangs in the kernel needs a real driver",
 }

@@ -219,8 +219,8 @@ fail()
     (path,) = [each for each in tmp_path.iterdir() if each.name.startswith(f"memledger-cuda-oom-{program.pid}-")]
     assert path.read_text() == "a history of allocations"
     # after the error itself, because the program may be killed while it writes
-    messages = receiver.of("oom")
-    assert "tried" in messages[0] and messages[-1] == {"t": "oom", "n": 3, "snapshot": str(path)}
+    last = receiver.wait("oom", lambda message: message["n"] == 3 and "snapshot" in message)
+    assert "tried" in receiver.of("oom")[0] and last == {"t": "oom", "n": 3, "snapshot": str(path)}
 
 
 @pytest.mark.parametrize("reason", ["unwritable", "own allocator"])

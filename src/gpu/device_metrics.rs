@@ -15,6 +15,8 @@ use crate::series::{Label, Series};
 pub enum XidClass {
     /// An error of the device, its memory, firmware or links.
     Device,
+    /// An error of its memory that the device has contained or repaired: it works on.
+    Handled,
     /// Usually an error of an application.
     Application,
     /// A cleanup after another error.
@@ -29,11 +31,11 @@ pub const KNOWN_XIDS: [(u64, XidClass, &str); 24] = [
     (43, XidClass::Application, "an application's work was stopped"),
     (45, XidClass::Cleanup, "the driver removed channels after another error"),
     (48, XidClass::Device, "uncorrectable memory error"),
-    (63, XidClass::Device, "a memory row was remapped, or a page retired"),
+    (63, XidClass::Handled, "a memory row was remapped, or a page retired"),
     (64, XidClass::Device, "remapping a row, or retiring a page, failed"),
     (74, XidClass::Device, "NVLink error"),
     (79, XidClass::Device, "the GPU has fallen off the bus"),
-    (94, XidClass::Device, "uncorrectable memory error, contained to one application"),
+    (94, XidClass::Handled, "uncorrectable memory error, contained to one application"),
     (95, XidClass::Device, "uncorrectable memory error that affects all applications"),
     (109, XidClass::Application, "switch to another context timed out"),
     (119, XidClass::Device, "the GPU's firmware (GSP) does not respond"),

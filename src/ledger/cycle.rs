@@ -239,7 +239,10 @@ fn sample(now: Timestamp, cycle_data: &CycleData, number: usize) -> Option<Usage
 fn write_host(figures: &LedgerFigures, series: &mut Series) {
     if figures.has_counts {
         series.global(HOST_OOM_KILLS, [], figures.host_kills as f64);
-        series.global(HOST_PROCESS_OOM_KILLS, [], figures.host_process_kills as f64);
+        let by_scope = [("host", figures.host_process_kills), ("limit", figures.host_process_kills_at_limit)];
+        for (scope, kills) in by_scope {
+            series.global(HOST_PROCESS_OOM_KILLS, [scope.into()], kills as f64);
+        }
         series.global(OOM_UNATTRIBUTED, [], figures.unattributed as f64);
         series.global(OOM_KILLS_WITHOUT_RECORD, [], figures.gaps as f64);
         series.global(OOM_DUPLICATE_LINES, [], figures.duplicate_lines as f64);

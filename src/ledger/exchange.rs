@@ -96,8 +96,10 @@ pub struct LedgerFigures {
     pub counted_since: f64,
     /// OOM kills on this host.
     pub host_kills: u64,
-    /// Of these, kills of processes outside containers.
+    /// Of these, kills of processes outside containers, because the host ran out of memory.
     pub host_process_kills: u64,
+    /// Of these, kills of such processes at the limit of a cgroup.
+    pub host_process_kills_at_limit: u64,
     /// Of these, kills that could not be attributed.
     pub unattributed: u64,
     /// Of these, kills known only from the kernel's counter.

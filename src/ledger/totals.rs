@@ -71,8 +71,10 @@ impl ContainerCounters {
 pub enum Total {
     /// All OOM kills.
     Host,
-    /// Kills of processes outside containers.
+    /// Kills of processes outside containers, because the host ran out of memory.
     HostProcess,
+    /// The same, at the limit of a cgroup: of a unit, a job, a session.
+    HostProcessAtLimit,
     /// Kills without an owner.
     Unattributed,
     /// Kills without a record.
@@ -83,14 +85,21 @@ pub enum Total {
 
 impl Total {
     /// All of them.
-    pub const ALL: [Total; 5] =
-        [Total::Host, Total::HostProcess, Total::Unattributed, Total::WithoutRecord, Total::Duplicates];
+    pub const ALL: [Total; 6] = [
+        Total::Host,
+        Total::HostProcess,
+        Total::HostProcessAtLimit,
+        Total::Unattributed,
+        Total::WithoutRecord,
+        Total::Duplicates,
+    ];
 
     /// Returns the key in the store.
     fn key(self) -> &'static str {
         match self {
             Total::Host => "host_oom_kills",
             Total::HostProcess => "host_process_oom_kills",
+            Total::HostProcessAtLimit => "host_process_oom_kills_at_limit",
             Total::Unattributed => "oom_kills_unattributed",
             Total::WithoutRecord => "oom_kills_without_record",
             Total::Duplicates => "oom_duplicate_lines",

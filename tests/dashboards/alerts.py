@@ -23,7 +23,7 @@ RECEIVERS = {"critical": "critical", "warning": "default", "info": "info", "none
 # Labels that identify the subject of an alert: two alerts that differ in any of them are different alerts.
 SUBJECT = ("alertname", "severity", "instance", "container_name", "gpu", "source", "kind", "xid", "collector", "runtime")
 # Kills are counted host-wide: tests that run at the same time may make these fire too, and again.
-OF_THE_KERNEL = {"MemledgerHostOOMKilled", "MemledgerOOMKillUnattributed", "MemledgerContainerOOMKilled"}
+OF_THE_KERNEL = {"MemledgerUnitOOMKilled", "MemledgerOOMKillUnattributed", "MemledgerContainerOOMKilled"}
 
 # They fire too, and end, if the machine gives a part of the demo no processor for seconds: its time runs sixty times as fast.
 OF_A_BUSY_MACHINE = {"MemledgerSnapshotStale", "MemledgerExporterDown", "MemledgerCollectorFailing"}

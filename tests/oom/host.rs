@@ -24,7 +24,7 @@ fn case_14a_container_without_limit_is_killed_by_host_oom() {
     ledger.settles_in("host", &victim.name, 1, 0);
     ledger.ends(&victim.name, "oom_host", 1);
     ledger.settles(&bystander.name, 0, 0);
-    assert_eq!(ledger.count(HOST_PROCESS_KILLS), 0.0);
+    assert_eq!(ledger.memledger.fresh_metrics().sum(HOST_PROCESS_KILLS, &[]), 0.0);
     let kill = &ledger.kills_of(&scene)[0];
     let report = &kill["report"];
     assert_eq!((&report["host"], report.get("incomplete")), (&true.into(), None), "{report}");
@@ -62,7 +62,7 @@ fn case_14b_killed_host_process_belongs_to_no_container() {
     let tally = ledger.settled_tally(&scene, 1);
     assert_eq!((tally.host, tally.containers.len()), (1, 0), "{tally:?}");
     ledger.eventually("one process of the host", |metrics| {
-        match metrics.try_value(HOST_PROCESS_KILLS, &[])? {
+        match metrics.try_value(HOST_PROCESS_KILLS, &[("scope", "host")])? {
             1.0 => Ok(()),
             other => Err(format!("{other}")),
         }

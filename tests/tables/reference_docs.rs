@@ -76,7 +76,7 @@ pub fn xids() -> String {
     for (xid, class, meaning) in KNOWN_XIDS {
         let alert = match class {
             XidClass::Device => "critical",
-            XidClass::Application => "warning",
+            XidClass::Application | XidClass::Handled => "warning",
             XidClass::Cleanup => "none",
         };
         let _ = writeln!(text, "| {xid} | {alert} | {meaning} |");

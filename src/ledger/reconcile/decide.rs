@@ -150,7 +150,11 @@ impl Reconciler {
         let age = now.since(pending.noticed);
         match &pending.kill.owner {
             KillOwner::Host => {
-                self.totals.add(Total::HostProcess, 1);
+                let total = match pending.kill.scope {
+                    OomScope::Host => Total::HostProcess,
+                    OomScope::Container => Total::HostProcessAtLimit,
+                };
+                self.totals.add(total, 1);
                 true
             }
             KillOwner::Container(subject) => {

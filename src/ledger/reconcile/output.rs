@@ -139,6 +139,7 @@ impl Reconciler {
         LedgerFigures {
             host_kills: self.totals.get(Total::Host),
             host_process_kills: self.totals.get(Total::HostProcess),
+            host_process_kills_at_limit: self.totals.get(Total::HostProcessAtLimit),
             unattributed: self.totals.get(Total::Unattributed),
             gaps: self.totals.get(Total::WithoutRecord),
             duplicate_lines: self.totals.get(Total::Duplicates),

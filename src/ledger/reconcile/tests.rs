@@ -331,10 +331,7 @@ fn figures(totals: &Totals, name: &str) -> ContainerFigures {
 /// Returns all counters, none of which may decrease.
 fn counts(store: &MemoryStore, world: &World) -> Vec<u64> {
     let totals = store.totals();
-    let mut counts: Vec<u64> =
-        [Total::Host, Total::HostProcess, Total::Unattributed, Total::WithoutRecord, Total::Duplicates]
-            .map(|total| totals.get(total))
-            .to_vec();
+    let mut counts: Vec<u64> = Total::ALL.map(|total| totals.get(total)).to_vec();
     for container in 0..world.runs.len() {
         let figures = figures(&totals, &World::name(container));
         counts.extend(figures.kills.as_flattened());
@@ -426,8 +423,8 @@ pub(crate) fn totals_are_consistent(store: &MemoryStore, world: &World) -> Resul
     let truth = world.killed(u64::MAX);
     let host = store.total(Total::Host);
     prop_assert!(host.abs_diff(truth) <= world.counted_wrongly(), "the kernel's counter is complete");
-    let all =
-        container_kills(store, world) + store.total(Total::HostProcess) + store.total(Total::Unattributed);
+    let ownerless = [Total::HostProcess, Total::HostProcessAtLimit, Total::Unattributed];
+    let all = container_kills(store, world) + ownerless.map(|total| store.total(total)).iter().sum::<u64>();
     prop_assert_eq!(host, all, "every kill has an owner or is unattributed");
     prop_assert_eq!(store.kills().count() as u64, host, "one event per kill");
     let records = store.kills().filter(|kill| kill.kernel_usec.is_some()).count() as u64;
