@@ -1,8 +1,11 @@
 //! Lines of a log from its pieces, and the errors in them.
 
+use std::time::Duration;
+
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
 use crate::parse::cuda_oom::CudaOomText;
+use crate::parse::log_error::{MAX_LINES, with_next_lines};
 use crate::reporter::message::OomMessage;
 use crate::reporter::ooms::ReportedOom;
 
@@ -60,10 +63,66 @@ impl LineBuffer {
     }
 }
 
-/// Returns the error that a line has; `None` for other lines.
-pub fn oom(container: &ContainerId, at: Timestamp, line: &str) -> Option<ReportedOom> {
-    let text = CudaOomText::find(line)?;
-    Some(ReportedOom {
+/// The errors in the lines of one log. Of an error whose line lacks numbers, the lines behind it may have them: it is held back for them.
+#[derive(Debug, Default)]
+pub struct ErrorReader {
+    open: Option<OpenError>,
+}
+
+/// An error that is held back.
+#[derive(Debug)]
+struct OpenError {
+    found: CudaOomText,
+    /// When its line was written.
+    at: Timestamp,
+    /// When it was read.
+    read_at: Timestamp,
+    lines: Vec<String>,
+}
+
+impl ErrorReader {
+    /// Adds a line, and calls `each` with every error that is complete.
+    pub fn add(
+        &mut self,
+        at: Timestamp,
+        now: Timestamp,
+        line: &str,
+        mut each: impl FnMut(Timestamp, CudaOomText),
+    ) {
+        if let Some(found) = CudaOomText::find(line) {
+            self.end(&mut each);
+            if found.total.is_some() {
+                return each(at, found);
+            }
+            self.open = Some(OpenError { found, at, read_at: now, lines: vec![line.to_owned()] });
+        } else if let Some(open) = &mut self.open {
+            open.lines.push(line.to_owned());
+            let joined = with_next_lines(open.found, &open.lines);
+            if joined.total.is_some() || open.lines.len() >= MAX_LINES {
+                open.found = joined;
+                self.end(each);
+            }
+        }
+    }
+
+    /// Calls `each` with an error that has been held back for so long.
+    pub fn end_older(&mut self, age: Duration, now: Timestamp, each: impl FnMut(Timestamp, CudaOomText)) {
+        if self.open.as_ref().is_some_and(|open| now.since(open.read_at) >= age) {
+            self.end(each);
+        }
+    }
+
+    /// Calls `each` with the error that is held back.
+    pub fn end(&mut self, mut each: impl FnMut(Timestamp, CudaOomText)) {
+        if let Some(OpenError { found, at, lines, .. }) = self.open.take() {
+            each(at, with_next_lines(found, &lines));
+        }
+    }
+}
+
+/// Returns an error as one that was reported.
+pub fn reported(container: &ContainerId, at: Timestamp, text: &CudaOomText) -> ReportedOom {
+    ReportedOom {
         at,
         process: None,
         rank: None,
@@ -72,8 +131,8 @@ pub fn oom(container: &ContainerId, at: Timestamp, line: &str) -> Option<Reporte
         skipped: 0,
         errors: 1,
         is_event: true,
-        message: OomMessage::of_text(&text),
-    })
+        message: OomMessage::of_text(text),
+    }
 }
 
 #[cfg(test)]
@@ -112,12 +171,44 @@ mod tests {
         let at = Timestamp::now();
         let line = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of \
             11.00 GiB of which 1.00 GiB is free. secret";
-        let found = oom(&id, at, line).unwrap();
+        let mut errors = Vec::new();
+        let mut reader = ErrorReader::default();
+        reader.add(at, at, line, |_, _| unreachable!());
+        reader.add(at, at, "epoch 3: loss 0.1, memory 3 GiB", |_, _| unreachable!());
+        reader.end(|at, text| errors.push(reported(&id, at, &text)));
+        let [found] = &errors[..] else { panic!("{errors:?}") };
         assert_eq!(
             (found.message.tried, found.message.is_uncaught, found.process),
             (Some(2 << 30), false, None)
         );
         assert!(!format!("{found:?}").contains("secret"));
-        assert_eq!(oom(&id, at, "epoch 3: loss 0.1, memory 3 GiB"), None);
+    }
+
+    #[test]
+    fn error_waits_for_its_further_lines_and_not_for_ever() {
+        let now = Timestamp::now();
+        let read = |lines: &[&str]| {
+            let (mut reader, mut found) = (ErrorReader::default(), Vec::new());
+            lines.iter().for_each(|line| reader.add(now, now, line, |_, text| found.push(text)));
+            let complete = found.len();
+            reader.end_older(Duration::from_secs(1), now, |_, _| unreachable!());
+            reader.end_older(Duration::from_secs(1), now.plus(Duration::from_secs(1)), |_, text| {
+                found.push(text)
+            });
+            let tried: Vec<_> = found.iter().map(|text| (text.tried, text.total)).collect();
+            (complete, tried)
+        };
+        let first = "Allocation on device 1 would exceed allowed memory. (out of memory)";
+        let rest = [
+            "Currently allocated     : 6.00 GiB",
+            "Requested               : 320.00 MiB",
+            "Device limit            : 24.00 GiB",
+            "Free (according to CUDA): 2.00 MiB",
+        ];
+        let numbers = (Some(320 << 20), Some(24 << 30));
+        assert_eq!(read(&[&[first], &rest[..]].concat()), (1, vec![numbers]));
+        assert_eq!(read(&[first, "step 3"]), (0, vec![(None, None)]));
+        assert_eq!(read(&[&[first], &["x"; 12][..]].concat()), (1, vec![(None, None)]));
+        assert_eq!(read(&[&[first, first], &rest[..]].concat()), (2, vec![(None, None), numbers]));
     }
 }

@@ -22,12 +22,16 @@ use crate::clock::Timestamp;
 use crate::config::{Config, LogSelection, RuntimeEndpoint};
 use crate::discover::{Container, ContainerId, Inventory, cri};
 use crate::host::{Backoff, Waker, bounds};
+use crate::parse::cuda_oom::CudaOomText;
 use crate::reporter::ooms::{OomQueue, ReportedOom};
 use budget::SharedBudget;
+use lines::ErrorReader;
 
 /// Pause before a log is read again: the first, doubling up to the last while it cannot be read.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
+/// How long an error waits for its further lines.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a log is still read after its container has ended.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// A runtime takes the time of a start after the program has begun, and Podman's logs have whole seconds.
@@ -65,10 +69,8 @@ impl ContainerLogs {
         lock(&self.reading).clone()
     }
 
-    fn add(&self, container: &ContainerId, at: Timestamp, line: &str) {
-        if let Some(oom) = lines::oom(container, at, line)
-            && lock(&self.ooms).add(Timestamp::now(), oom)
-        {
+    fn add(&self, oom: ReportedOom) {
+        if lock(&self.ooms).add(Timestamp::now(), oom) {
             self.waker.wake();
         }
     }
@@ -143,6 +145,7 @@ async fn follow_all(logs: Arc<ContainerLogs>, sources: LogSources, began: Timest
                 container: Arc::clone(container),
                 sources: sources.clone(),
                 inventories: logs.inventory.subscribe(),
+                errors: Mutex::default(),
             };
             let is_new = started >= began.unix_seconds();
             let position = position.unwrap_or_else(|| ReadPosition::of_run(started, is_new));
@@ -210,6 +213,7 @@ struct Follower {
     container: Arc<Container>,
     sources: LogSources,
     inventories: watch::Receiver<Arc<Inventory>>,
+    errors: Mutex<ErrorReader>,
 }
 
 /// Why reading ended.
@@ -247,7 +251,9 @@ impl Follower {
             let end = tokio::select! {
                 end = self.read(position, !has_ended) => end,
                 () = self.ended() => LogEnd::Complete,
+                () = self.end_old_errors() => LogEnd::Complete,
             };
+            lock(&self.errors).end(|at, text| self.report(at, &text));
             let is_good = matches!(end, LogEnd::Complete | LogEnd::TooFast);
             let is_final = matches!(end, LogEnd::Never(_));
             let reason = match end {
@@ -286,7 +292,19 @@ impl Follower {
     fn add(&self, at: f64, line: &str) {
         let now = Timestamp::now();
         let age = Duration::try_from_secs_f64(now.unix_seconds() - at).unwrap_or_default();
-        self.logs.add(&self.container.id, now.minus(age), line);
+        lock(&self.errors).add(now.minus(age), now, line, |at, text| self.report(at, &text));
+    }
+
+    fn report(&self, at: Timestamp, text: &CudaOomText) {
+        self.logs.add(lines::reported(&self.container.id, at, text));
+    }
+
+    /// Reports errors whose further lines do not come, for ever.
+    async fn end_old_errors(&self) {
+        loop {
+            tokio::time::sleep(JOIN_TIMEOUT / 2).await;
+            lock(&self.errors).end_older(JOIN_TIMEOUT, Timestamp::now(), |at, text| self.report(at, &text));
+        }
     }
 
     fn is_running(&self) -> bool {

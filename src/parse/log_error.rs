@@ -31,8 +31,8 @@ const TEXTS: [(&str, LogError); 11] = [
     ("Cannot allocate memory", LogError::HostAllocation),
 ];
 
-/// Lines of one error.
-const MAX_NEXT_LINES: usize = 10;
+/// Maximum number of lines of one error.
+pub const MAX_LINES: usize = 10;
 
 /// Returns the errors in the lines of a log: the number of the line, and what it is.
 pub fn find_errors(lines: &[&str]) -> Vec<(usize, LogError)> {
@@ -47,15 +47,15 @@ pub fn find_errors(lines: &[&str]) -> Vec<(usize, LogError)> {
 }
 
 /// Returns the numbers of an error also from the lines behind its first one: cudaMallocAsync prints each on its own, and programs that
-/// draw tracebacks wrap lines.
-fn with_next_lines(found: CudaOomText, lines: &[&str]) -> CudaOomText {
+/// draw tracebacks wrap lines. `lines`: the line of the error, and those behind it.
+pub fn with_next_lines<L: AsRef<str>>(found: CudaOomText, lines: &[L]) -> CudaOomText {
     if found.total.is_some() {
         return found;
     }
     let is_frame = |letter: char| letter.is_whitespace() || "\u{2502}|".contains(letter);
     // another error is not a part of this one
-    let is_rest = |(number, line): &(usize, &&str)| *number == 0 || CudaOomText::find(line).is_none();
-    let rest = lines.iter().enumerate().take(MAX_NEXT_LINES).take_while(is_rest);
+    let is_rest = |(number, line): &(usize, &str)| *number == 0 || CudaOomText::find(line).is_none();
+    let rest = lines.iter().map(AsRef::as_ref).enumerate().take(MAX_LINES).take_while(is_rest);
     let next: Vec<&str> = rest.map(|(_, line)| line.trim_matches(is_frame)).collect();
     CudaOomText::find(&next.join(" ")).filter(|joined| joined.framework == found.framework).unwrap_or(found)
 }
