@@ -1,6 +1,7 @@
 //! `memledger run`: real commands in real cgroups, with and without `memledger serve`. Also in the cgroup v2 guest, where systemd makes
 //! the cgroups.
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -311,6 +312,102 @@ fn killed_supervisor_leaves_the_command_and_an_unknown_end() {
     let id = record["id"].as_str().unwrap();
     eventually_true("its cgroup can be removed", || remove_everywhere(&Path::new("memledger").join(id)));
     assert_eq!(runs.record(&name).unwrap()["end"], Value::Null);
+}
+
+/// Returns what a shell script gives that has `$run` for `memledger run` with a spool of its own, and the name of the run.
+fn script(runs: &Runs, name: &str, script: &str) -> Output {
+    let run = format!("{} run {} --reporter.directory= --name {name} --", binary().display(), runs.spool());
+    Command::new("sh").args(["-c", script]).env("run", run).stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn it_works_where_its_parent_has_changed_signals_or_closed_descriptors() {
+    let runs = Runs::new();
+    // the parent ignores SIGCHLD
+    let ignoring = "import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); words = os.environ['run'].split(); \
+        os.execv(words[0], words + ['sh', '-c', 'exit 7'])";
+    let ignored = script(&runs, "sigchld", &format!("exec python3 -c \"{ignoring}\""));
+    assert_eq!(ignored.status.code(), Some(7), "{ignored:?}");
+    // nobody reads what it writes
+    let full = script(&runs, "full", "$run sh -c 'kill -9 $$' 2>/dev/full");
+    assert_eq!(full.status.code(), Some(137), "{full:?}");
+    let closed = script(&runs, "closed", "$run sh -c 'exit 4' <&- >&- 2>&-");
+    assert_eq!(closed.status.code(), Some(4), "{closed:?}");
+    // an alarm of before
+    let alarm = "import os, signal; signal.alarm(1); words = os.environ['run'].split(); os.execv(words[0], words + ['sleep', '300'])";
+    let alarm = script(&runs, "alarm", &format!("exec python3 -c \"{alarm}\""));
+    assert_eq!(alarm.status.code(), Some(142), "{alarm:?}");
+    // an interrupt that the shell ignores for commands in the background
+    let background = "trap '' INT; $run sh -c 'kill -INT $PPID; exit 1'";
+    assert_eq!(script(&runs, "background", background).status.code(), Some(1));
+    assert_eq!(runs.why("background")["cause"], "error_exit");
+}
+
+#[test]
+fn run_in_a_run_stays_in_its_limit() {
+    let runs = Runs::new();
+    let inner = format!("{} run {} --name inner -- python3 -c '{HOG}'", binary().display(), runs.spool());
+    let output = runs.run(&["--memory=64M", "--name=outer"], &["sh", "-c", &inner]);
+    assert_eq!(output.status.code(), Some(137));
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(errors.contains("this is in a run of memledger run, whose limit counts"), "{errors}");
+    let limited = format!("{} run {} --memory 1G true", binary().display(), runs.spool());
+    assert_eq!(runs.run(&[], &["sh", "-c", &limited]).status.code(), Some(125));
+}
+
+#[test]
+fn runs_that_start_at_once_have_names_of_their_own() {
+    let runs = Runs::new();
+    let started: Vec<_> = (0..4).map(|_| runs.start(&["--name=sweep"], &["sleep", "300"])).collect();
+    let names = eventually("four records", || {
+        let names: HashSet<String> =
+            records(&runs.path("spool")).iter().map(|run| run["name"].as_str().unwrap().to_owned()).collect();
+        if names.len() == 4 { Ok(names) } else { Err(format!("{names:?}")) }
+    });
+    assert_eq!(names, ["sweep", "sweep-2", "sweep-3", "sweep-4"].map(str::to_owned).into());
+    drop(started);
+}
+
+#[test]
+fn user_cannot_speak_for_the_run_of_another() {
+    let runs = Runs::new();
+    let name = unique("run");
+    let memledger = runs.serve();
+    let mut started = runs.start(&["--name", &name], &["sleep", "300"]);
+    let mut record = runs.started(&name);
+    let of = [("container_name", &*name)];
+    memledger.eventually("the run", |metrics| metrics.try_value("memledger_container_info", &of));
+    // the record of root's run, with an end, in a directory of another user
+    record["end"] = serde_json::json!({"at": record["started"], "exit_code": 0, "oom_kills": null});
+    record["settings"] = serde_json::json!([["x\"} 1\nforged_metric{a", "b"]]);
+    let directory = runs.path("spool").join(NOBODY);
+    std::fs::create_dir(&directory).unwrap();
+    let write = |id: &str, record: &Value| {
+        let path = directory.join(format!("{id}.json"));
+        std::fs::write(&path, serde_json::to_vec(record).unwrap()).unwrap();
+        std::os::unix::fs::chown(&path, Some(65534), Some(65534)).unwrap();
+    };
+    std::os::unix::fs::chown(&directory, Some(65534), Some(65534)).unwrap();
+    write(record["id"].as_str().unwrap(), &record);
+    // and one of its own, with the pids of root's, which is read after it
+    let own = format!("{}{:08x}2d72756e", "0".repeat(48), 65534);
+    (record["id"], record["name"], record["end"]) = (own.as_str().into(), "forged".into(), Value::Null);
+    write(&own, &record);
+    memledger.eventually("the forged run, which has no process", |metrics| {
+        let unknown = [("container_name", "forged"), ("reason", "unknown")];
+        let exits = metrics.try_value("memledger_container_exits_total", &unknown)?;
+        if exits == 1.0 { Ok(()) } else { Err(exits.to_string()) }
+    });
+    assert!(memledger.get("/metrics").1.lines().all(|line| !line.starts_with("forged_metric")));
+    let metrics = memledger.fresh_metrics();
+    assert_eq!(metrics.sum("memledger_container_exits_total", &of), 0.0);
+    started.signal("TERM");
+    assert_eq!(started.exit_code(), Some(143));
+    memledger.eventually("the end of the run", |metrics| {
+        let stopped = [of[0], ("reason", "stopped")];
+        let exits = metrics.try_value("memledger_container_exits_total", &stopped)?;
+        if exits == 1.0 { Ok(()) } else { Err(exits.to_string()) }
+    });
 }
 
 #[test]

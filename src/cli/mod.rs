@@ -109,7 +109,7 @@ pub fn run() -> ExitCode {
     if verb == run::HOLD_VERB {
         return run::hold();
     }
-    let usage = if verb == "run" { run::OWN_ERROR } else { USAGE };
+    let usage = if verb == "run" { run::LAUNCH_ERROR } else { USAGE };
     let matches = match command(FlagForm::Help).try_get_matches() {
         Ok(matches) => matches,
         Err(error) => {
@@ -142,7 +142,7 @@ pub fn run() -> ExitCode {
     outcome.unwrap_or_else(|error| {
         eprintln!("memledger: {error:#}");
         ExitCode::from(match () {
-            () if verb == "run" => run::OWN_ERROR,
+            () if verb == "run" => run::LAUNCH_ERROR,
             () if error.is::<ConfigError>() => USAGE,
             () if error.is::<NotFound>() => NO,
             () if answers_nothing => 1,

@@ -202,7 +202,7 @@ settings! {
     struct RunCommandSettings {
         /// Directory in which memledger run keeps a record of each run for memledger serve. serve creates it for all users, as /tmp is;
         /// without it the records are below ~/.local/state. Empty: those alone. See docs/bare-hosts.md.
-        spool: Option<PathBuf> = path("run.spool", &["/run/memledger-runs"]);
+        spool: Option<PathBuf> = path("run.spool", &["/var/lib/memledger-runs"]);
     }
 
     /// Settings of persistent state.

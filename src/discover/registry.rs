@@ -8,7 +8,6 @@
 //!   no memory is counted twice.
 //! * While a runtime is unavailable, its names are kept; a container then ends when its cgroup is removed.
 
-use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -280,16 +279,20 @@ pub fn strip_compose_prefix(name: &str) -> &str {
 /// Gives every container a unique identity that does not depend on the order of arrival.
 ///
 /// The container with the name itself comes before the one that Compose renamed temporarily; then the runtime of higher
-/// precedence; in a pod then the one that started last, because a pod may be re-created before the old one is removed. The
-/// others become `name@runtime`.
+/// precedence; in a pod then the one that started last, because a pod may be re-created before the old one is removed; of runs the
+/// one that started first. The others become `name@runtime`.
 fn with_unique_names(mut found: Vec<(usize, Container)>) -> Vec<Container> {
     let canonical =
         |container: &Container| Identity::canonical(&container.identity.name, container.pod.as_deref());
     found.sort_by(|(rank, a), (other, b)| {
         let is_renamed = |container: &Container| canonical(container) != container.identity;
         let start = |container: &Container| {
-            let started = container.started.filter(|_| container.pod.is_some());
-            Reverse(started.map(|started| (started * 1e9) as i64))
+            let nanos = container.started.map_or(0, |started| (started * 1e9) as i64);
+            match (&container.pod, container.runtime) {
+                (Some(_), _) => -nanos,
+                (None, run::RUNTIME) => nanos, // a later one does not take the name
+                (None, _) => 0,
+            }
         };
         (is_renamed(a), rank, start(a), &a.id).cmp(&(is_renamed(b), other, start(b), &b.id))
     });

@@ -603,14 +603,17 @@ fn killed_outside(run: &RunSummary<'_>, advice: &mut Vec<String>) {
             name(k8s_pod)
         ));
     }
-    advice.push(
-        "Other senders of SIGKILL: docker stop after its timeout; systemd-oomd and earlyoom, which kill on low memory before the kernel \
+    let (engine, units) = match run.subject.is_run() {
+        true => ("", ""),
+        false => ("docker stop after its timeout; ", " -u kubelet -u docker"),
+    };
+    advice.push(format!(
+        "Other senders of SIGKILL: {engine}systemd-oomd and earlyoom, which kill on low memory before the kernel \
          does, without a kernel record; Ray's memory monitor; a batch system; a person with kill -9. A program that exits with code 137 by itself looks the \
          same."
-            .to_owned(),
-    );
+    ));
     let at = run.exit.map_or_else(String::new, |exit| format!(" the logs of {}", time(exit.at)));
-    advice.push(format!("Check{at}: journalctl -u systemd-oomd -u earlyoom -u kubelet -u docker"));
+    advice.push(format!("Check{at}: journalctl -u systemd-oomd -u earlyoom{units}"));
 }
 
 fn signal(run: &RunSummary<'_>, advice: &mut Vec<String>) {

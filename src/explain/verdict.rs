@@ -61,7 +61,8 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
         }),
     };
     let without_cgroup = run.exit.filter(|exit| exit.subject.is_run() && exit.runtime_oom_flag.is_none());
-    let without_cgroup = without_cgroup.filter(|_| lead.is_none()).map(|_| WITHOUT_CGROUP.to_owned());
+    let may_be_by_kill = lead.is_none() && matches!(cause, Cause::ErrorExit | Cause::KilledOutside);
+    let without_cgroup = without_cgroup.filter(|_| may_be_by_kill).map(|_| WITHOUT_CGROUP.to_owned());
     let last_cuda_oom = run.cuda_ooms.last().map(|oom| oom.at);
     let mut evidence: Vec<Evidence> = lead.map(|kill| kill.evidence.clone()).unwrap_or_default();
     if is_cuda_oom(cause) {

@@ -238,19 +238,27 @@ pub static RUNTIME_SOCKETS: ListBound = ListBound {
     on_overflow: "further ones are ignored, logged once",
 };
 
-/// Limit on the users whose records of runs are read.
-pub static SPOOL_USERS: ListBound = ListBound {
-    source: "users with a directory in `--run.spool`",
-    max: 256,
-    on_overflow: "the runs of further ones have their ids as names",
+/// Limit on the entries of a spool, and on those of a directory in it.
+pub static SPOOL_ENTRIES: ListBound = ListBound {
+    source: "entries of `--run.spool`, and of each directory in it",
+    max: 4_096,
+    on_overflow: "further ones are ignored: their runs have their ids as names, and no end",
 };
 
 /// Limit on the records of runs of one user. `memledger run` keeps half as many.
 pub static SPOOLED_RUNS_OF_USER: ListBound = ListBound {
-    source: "records of runs of one of them",
+    source: "records of runs of one user",
     max: 256,
     on_overflow: "further ones are ignored in the same way",
 };
+
+/// Limit on the new runs of one user that are taken at once.
+pub static NEW_RUNS_AT_ONCE: ListBound =
+    ListBound { source: "new runs of one user, at once", max: 128, on_overflow: "the others wait" };
+
+/// Limit on the new runs of one user that are taken in a second after those.
+pub static NEW_RUNS: ListBound =
+    ListBound { source: "after those, per second", max: 1, on_overflow: "the others wait" };
 
 /// Limit on the headers of a request.
 pub static REQUEST_HEADERS: ListBound = ListBound {
@@ -313,7 +321,7 @@ pub static REPORTED_OPERATIONS: ListBound = ListBound {
 };
 
 /// All limits of lists.
-pub static LISTS: [&ListBound; 25] = [
+pub static LISTS: [&ListBound; 27] = [
     &PROCESSES,
     &PROCESSES_OF_HOST,
     &NEW_PROCESSES,
@@ -331,8 +339,10 @@ pub static LISTS: [&ListBound; 25] = [
     &PAST_EVENTS,
     &CONTAINER_LOGS_AT_ONCE,
     &RUNTIME_SOCKETS,
-    &SPOOL_USERS,
+    &SPOOL_ENTRIES,
     &SPOOLED_RUNS_OF_USER,
+    &NEW_RUNS_AT_ONCE,
+    &NEW_RUNS,
     &API_EVENTS,
     &RUN_RECORDS,
     &REQUEST_HEADERS,

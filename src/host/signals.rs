@@ -1,4 +1,4 @@
-//! Ignores the signals that are meant for memledger and not for its NVML process.
+//! The dispositions of signals: those that the NVML process ignores, and those that `memledger run` was started with.
 
 #![allow(unsafe_code)]
 
@@ -9,4 +9,17 @@ pub fn ignore_signals_of_parent() {
         // SAFETY: SIG_IGN installs no code that could run in a handler.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
+}
+
+/// Lets this process learn of the end of its children, which one that was started with SIGCHLD ignored does not.
+pub fn expect_children() {
+    // SAFETY: SIG_DFL installs no code that could run in a handler.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
+/// Returns the signals that this process ignores, a bit for each: of signal n bit n - 1.
+pub fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default()
 }

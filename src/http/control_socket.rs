@@ -330,7 +330,8 @@ mod tests {
         assert!(is_foreign_container(&host, &container));
         assert!(!is_foreign_container(&container, &container) && !is_foreign_container(&container, &host));
         assert!(is_foreign_container(&container, &of(&format!("/docker/{b}"))));
-        let in_run = |above: &str| of(&format!("{above}/memledger-{a}.scope"));
+        let in_run = |above: &str| of(&format!("{above}/memledger-{}2d72756e.scope", &a[8..]));
+        assert!(is_foreign_container(&host, &of(&format!("/memledger/{a}"))), "no run has such an id");
         assert!(!is_foreign_container(&host, &in_run("/user.slice")));
         assert!(is_foreign_container(&host, &in_run(&format!("/docker/{b}"))));
         assert!(

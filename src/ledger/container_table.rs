@@ -162,7 +162,8 @@ impl ContainerTable {
         }
         let named = runtime_event.named.as_ref().map(|named| {
             let identity = Identity::canonical(&named.name, named.pod.as_deref());
-            (named, named.labels_match && identity.is_included(&self.filter), identity)
+            let is_included = named.labels_match && identity.is_included(&self.filter);
+            (named, is_included, self.identity_of_run(runtime_event, identity))
         });
         let state = self.modify(id);
         if state.runtime.is_empty() {
@@ -183,6 +184,18 @@ impl ContainerTable {
         let transitions = self.apply_kind(runtime_event);
         self.entry(id).complete_run(runtime_event);
         transitions
+    }
+
+    /// Returns the identity of a run that no cycle may see: a name that a container has, or had, stays the container's.
+    fn identity_of_run(&self, runtime_event: &RuntimeEvent, identity: Identity) -> Identity {
+        let is_new = self.states.get(&runtime_event.id).is_none_or(|state| !state.named);
+        let is_of_container = |state: &ContainerState| {
+            state.named && &*state.runtime != run::RUNTIME && state.identity == identity
+        };
+        match runtime_event.runtime == run::RUNTIME && is_new && self.states.values().any(is_of_container) {
+            true => Identity::named(&format!("{}@{}", identity.name, run::RUNTIME)),
+            false => identity,
+        }
     }
 
     fn apply_kind(&mut self, runtime_event: &RuntimeEvent) -> Vec<RunTransition> {
@@ -509,5 +522,27 @@ impl ContainerTable {
             self.states.remove(id);
         }
         gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discover::ContainerDetails;
+
+    #[test]
+    fn run_does_not_take_the_name_of_a_container() {
+        let mut table = ContainerTable::default();
+        let mut start = |id: char, runtime: &'static str| {
+            let id = ContainerId::new(&id.to_string().repeat(64));
+            let details =
+                ContainerDetails { name: "train".into(), labels_match: true, ..ContainerDetails::default() };
+            let (socket, named, what) = (Arc::default(), Some(details), EventKind::Started);
+            table.apply_event(&RuntimeEvent { runtime, socket, id: id.clone(), at: 1.0, named, what });
+            table.get(&id).unwrap().identity.name.to_string()
+        };
+        assert_eq!(start('a', run::RUNTIME), "train");
+        assert_eq!(start('b', "docker"), "train");
+        assert_eq!(start('c', run::RUNTIME), "train@run");
     }
 }

@@ -22,6 +22,9 @@ pub struct ContainerIdMatch<'a> {
     pub runtime: &'static str,
 }
 
+/// The last digits of the id of each run of `memledger run`, `-run` in ASCII: it cannot be that of a container of another runtime.
+pub const RUN_ID_SUFFIX: &str = "2d72756e";
+
 /// Returns the container id in one component of a cgroup path, given the component above it.
 pub fn in_component<'a>(component: &'a str, parent: &str) -> Option<ContainerIdMatch<'a>> {
     let name = component.strip_suffix(".scope").unwrap_or(component);
@@ -38,12 +41,12 @@ pub fn in_component<'a>(component: &'a str, parent: &str) -> Option<ContainerIdM
         Some("cri-containerd") => "containerd",
         Some("crio") => "cri-o",
         Some("libpod") => "podman",
-        Some("memledger") => "run",
+        Some("memledger") if id.ends_with(RUN_ID_SUFFIX) => "run",
         Some(other) if other.ends_with("conmon") => return None,
         Some(_) => "unknown",
         None if parent == "docker" => "docker",
         None if parent == "libpod_parent" => "podman",
-        None if parent == "memledger" => "run",
+        None if parent == "memledger" && id.ends_with(RUN_ID_SUFFIX) => "run",
         None => "unknown",
     };
     Some(ContainerIdMatch { id, runtime })

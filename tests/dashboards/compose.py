@@ -13,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-HOST_PATHS = {"/run/memledger-reporter", "/run/memledger-runs", "/sys/fs/cgroup", "/var/run/docker.sock", "/dev/null"}
+HOST_PATHS = {"/run/memledger-reporter", "/var/lib/memledger-runs", "/sys/fs/cgroup", "/var/run/docker.sock", "/dev/null"}
 # keys of a service that `docker run` accepts unchanged
 FLAGS = {"pid": "--pid", "cgroup": "--cgroupns", "mem_limit": "--memory"}
 

@@ -15,13 +15,13 @@ const OPEN: u32 = 0o1777;
 /// Checks whether every user can record runs where `serve` reads them.
 pub fn run_check(config: &Config) -> Check {
     let Some(spool) = &config.run.spool else {
-        let fix = "--run.spool=/run/memledger-runs: see docs/bare-hosts.md";
+        let fix = "--run.spool=/var/lib/memledger-runs: see docs/bare-hosts.md";
         return Check::none(NAME, "off (--run.spool is empty)", LOST, fix).detail();
     };
     let place = spool.display();
     match std::fs::symlink_metadata(spool) {
         Ok(found) if found.is_dir() && found.mode() & 0o7777 == OPEN => {
-            let runs = crate::discover::run::spool::read(spool).len();
+            let runs = crate::discover::run::spool::read(spool, &config.host_paths).len();
             Check::good(NAME, format!("{runs} recorded in {place}, for all users"))
         }
         Ok(_) => {

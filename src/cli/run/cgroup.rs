@@ -37,8 +37,11 @@ pub enum NoCgroup {
     #[error("this is inside a container, which has a cgroup and a limit already. {WITHOUT}")]
     InContainer,
     /// This shell is in a job of Slurm.
-    #[error("this is in a Slurm job, whose limit counts: use sbatch --mem instead of --memory")]
+    #[error("this is in a Slurm job, whose limit counts (sbatch --mem)")]
     InJob,
+    /// This shell is in a run.
+    #[error("this is in a run of memledger run, whose limit counts")]
+    InRun,
     /// Users may not make cgroups on this host.
     #[error(
         "the command cannot have a cgroup: {reason}. As root it can: sudo memledger run -- COMMAND. {WITHOUT}"
@@ -88,6 +91,9 @@ impl RunCgroup {
         let own = own_path(&hierarchy, "self").unwrap_or_default();
         if container_id::in_path(&own).any(|found| found.runtime != run::RUNTIME) {
             return Err(NoCgroup::InContainer);
+        }
+        if container_id::in_path(&own).next().is_some() {
+            return Err(NoCgroup::InRun); // its memory is part of that run's
         }
         if own.split('/').any(is_job) {
             return Err(NoCgroup::InJob);
@@ -259,6 +265,9 @@ fn scope_request(is_user: bool, id: &str, name: &str, limit: Option<u64>, pids: 
         properties.push(words(["MemorySwapMax", "t", "0"]));
     }
     let mut request = Command::new("busctl");
+    if is_user && std::env::var_os("XDG_RUNTIME_DIR").is_none() {
+        request.env("XDG_RUNTIME_DIR", format!("/run/user/{}", geteuid().as_raw())); // as in cron and su
+    }
     request.args(if is_user { &["--user"][..] } else { &[] });
     request.args(["--quiet", "--timeout=10", "call"]).args(MANAGER).args(["ssa(sv)a(sa(sv))"]);
     request.args([&format!("memledger-{id}.scope"), "fail", &properties.len().to_string()]);

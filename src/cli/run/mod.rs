@@ -8,6 +8,7 @@ mod supervisor;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -19,7 +20,7 @@ use rustix::process::geteuid;
 use crate::clock::Timestamp;
 use crate::config::{Config, label};
 use crate::discover::run::record::{RecordedProcess, SpooledRun, new_id};
-use crate::discover::run::spool::{UserSpool, own_spool};
+use crate::discover::run::spool::{self, UserSpool};
 use crate::series::human_bytes;
 use cgroup::{NoCgroup, RunCgroup};
 use supervisor::Supervisor;
@@ -27,7 +28,7 @@ use supervisor::Supervisor;
 pub use start::{HOLD_VERB, START_VERB, hold, start};
 
 /// Exit status of errors of memledger's own, as those of `env`, `timeout` and `docker run`.
-pub const OWN_ERROR: u8 = 125;
+pub const LAUNCH_ERROR: u8 = 125;
 /// The smallest limit: a Python program does not start with less.
 const MIN_LIMIT: u64 = 4 << 20;
 /// Maximum number of labels.
@@ -119,22 +120,31 @@ pub fn run(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         true => None,
         false => cgroup_for(config, limit_bytes)?,
     };
-    let own = own_spool();
-    let spool = UserSpool::open(config.run.spool.as_deref(), own.as_deref())
-        .context("cannot record the run: no directory for it can be written")?;
-    let known = spool.prune(|run| run.is_running(&config.host_paths, &boot_id));
-    let is_taken =
-        |name: &str| known.iter().any(|run| run.name == name && run.is_running(&config.host_paths, &boot_id));
-    let name = match matches.get_one::<String>("name") {
-        Some(name) => name.clone(),
-        None => command_name::unused(&command_name::of(&arguments), is_taken),
-    };
+    let spool = UserSpool::open(config.run.spool.as_deref()).context("cannot record the run")?;
+    if spool.is_private {
+        note(
+            "the record is in your home directory, where memledger serve does not see it: `memledger doctor` says why",
+        );
+    }
+    spool.prune(&config.host_paths, &boot_id);
+    // until the run is recorded
+    let lock = spool.lock().context("cannot record the run")?;
+    let spools = spool::all(config.run.spool.as_deref());
+    let known: Vec<SpooledRun> =
+        spools.iter().flat_map(|spool| spool::read(spool, &config.host_paths)).collect();
+    let is_taken = |name: &str| known.iter().any(|run| run.name == name && run.is_running(&boot_id));
+    let wanted = matches.get_one::<String>("name");
+    let name =
+        command_name::unused(&wanted.cloned().unwrap_or_else(|| command_name::of(&arguments)), is_taken);
+    if wanted.is_some_and(|wanted| *wanted != name) {
+        note(&format!("another run has this name: this one is {name}"));
+    }
     let environment: Vec<String> = std::env::vars_os()
         .filter_map(|(name, value)| Some(format!("{}={}", name.to_str()?, value.to_str()?)))
         .collect();
     let own = RecordedProcess::read(&config.host_paths, std::process::id());
     let run = SpooledRun {
-        id: new_id()?,
+        id: new_id(geteuid().as_raw())?,
         name,
         started: Timestamp::now().unix_seconds(),
         boot_id,
@@ -145,14 +155,16 @@ pub fn run(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         command: None,
         signals: vec![],
         end: None,
+        is_alive: true,
+        uid: 0,
     };
     if limit_bytes.is_some() && is_unkillable() {
-        eprintln!(
-            "memledger: oom_score_adj is -1000 here, so the command would hang at its limit instead of being killed: echo 0 > /proc/self/oom_score_adj"
+        note(
+            "oom_score_adj is -1000 here, so the command would hang at its limit instead of being killed: echo 0 > /proc/self/oom_score_adj",
         );
     }
     let variables = if matches.get_flag("no-client") { vec![] } else { client_variables(config) };
-    Supervisor { config, spool, run, cgroup }.supervise(&arguments, &variables)
+    Supervisor { config, spool, run, cgroup, lock: Some(lock) }.supervise(&arguments, &variables)
 }
 
 /// Returns whether the kernel may kill neither this process nor what it starts.
@@ -160,12 +172,17 @@ fn is_unkillable() -> bool {
     std::fs::read_to_string("/proc/self/oom_score_adj").is_ok_and(|text| text.trim() == "-1000")
 }
 
-/// Returns the cgroup that the command can have; `None` in a job of Slurm, which limits and accounts it.
+/// Writes a line to standard error. Where that is closed or full, the command goes on.
+fn note(text: &str) {
+    let _ = writeln!(std::io::stderr(), "memledger: {text}");
+}
+
+/// Returns the cgroup that the command can have; `None` in a job of Slurm or in a run, which limits and accounts it.
 fn cgroup_for(config: &Config, limit_bytes: Option<u64>) -> anyhow::Result<Option<RunCgroup>> {
     match RunCgroup::choose(&config.host_paths, geteuid().is_root()) {
         Ok(cgroup) => Ok(Some(cgroup)),
-        Err(NoCgroup::InJob) if limit_bytes.is_none() => {
-            eprintln!("memledger: in a Slurm job, whose limit counts: no cgroup of its own for the command");
+        Err(reason @ (NoCgroup::InJob | NoCgroup::InRun)) if limit_bytes.is_none() => {
+            note(&format!("{reason}: no cgroup of its own for the command"));
             Ok(None)
         }
         Err(reason) => bail!("{reason}"),

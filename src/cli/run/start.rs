@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use super::OWN_ERROR;
 use super::cgroup::PLACED_WITHIN;
+use super::{LAUNCH_ERROR, note};
 use crate::clock::Timestamp;
 
 /// Becomes the command, once the run is recorded.
@@ -32,14 +32,14 @@ pub fn start(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let began = Timestamp::now();
     while !record.exists() {
         if Timestamp::now().since(began) > 2 * PLACED_WITHIN {
-            return ExitCode::from(OWN_ERROR);
+            return ExitCode::from(LAUNCH_ERROR);
         }
         std::thread::sleep(POLL);
     }
     let _ = set_parent_process_death_signal(None);
-    let Some(program) = arguments.next() else { return ExitCode::from(OWN_ERROR) };
+    let Some(program) = arguments.next() else { return ExitCode::from(LAUNCH_ERROR) };
     let error = Command::new(&program).args(arguments).exec();
-    eprintln!("memledger: cannot execute {}: {error}", program.display());
+    note(&format!("cannot execute {}: {error}", program.display()));
     ExitCode::from(status_of(&error))
 }
 

@@ -4,6 +4,7 @@
 //! both, and one that is sent to `memledger run` alone is forwarded. One that is sent to the whole group reaches the command twice.
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -14,11 +15,12 @@ use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use rustix::process::{Pid, kill_process};
 
 use super::cgroup::RunCgroup;
-use super::{HOLD_VERB, OWN_ERROR, START_VERB};
+use super::{HOLD_VERB, LAUNCH_ERROR, START_VERB, note};
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::discover::run::record::{ReceivedSignal, RecordedProcess, RunEnd, SpooledRun};
 use crate::discover::run::spool::UserSpool;
+use crate::host::signals;
 
 /// The signals that are forwarded.
 const FORWARDED: [Signal; 7] = [
@@ -34,7 +36,8 @@ const FORWARDED: [Signal; 7] = [
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
 /// Maximum number of signals in a record.
 const MAX_SIGNALS: usize = 16;
-/// `si_code` of a signal of the kernel, as of a terminal.
+/// Those that a terminal sends to the command too, and the `si_code` that they then have.
+const OF_TERMINAL: [Signal; 3] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT];
 const SI_KERNEL: i32 = 0x80;
 const SIGKILL: i32 = 9;
 
@@ -44,6 +47,8 @@ pub struct Supervisor<'a> {
     pub spool: UserSpool,
     pub run: SpooledRun,
     pub cgroup: Option<RunCgroup>,
+    /// Keeps another start of this user from the same name, until the run is recorded.
+    pub lock: Option<OwnedFd>,
 }
 
 /// The process that keeps the cgroup. It ends when its standard input is closed.
@@ -80,6 +85,7 @@ impl Supervisor<'_> {
         arguments: &[OsString],
         variables: &[(&str, OsString)],
     ) -> anyhow::Result<ExitCode> {
+        signals::expect_children();
         // before signals are blocked, which it would inherit; it waits for its record, and ends with this process until then
         let mut child = self.start_waiting(arguments, variables)?;
         let (signals, holder) = match self.release(&child) {
@@ -107,7 +113,10 @@ impl Supervisor<'_> {
     fn release(&mut self, child: &Child) -> anyhow::Result<(SignalFd, Option<Holder>)> {
         let holder = self.cgroup.as_ref().filter(|cgroup| cgroup.ends_with_processes());
         let holder = holder.map(|_| Holder::start()).transpose()?;
-        let signals: SigSet = FORWARDED.into_iter().chain([Signal::SIGCHLD]).collect();
+        // one that this process ignores, as under nohup, the command ignores too
+        let ignored = signals::ignored();
+        let received = FORWARDED.into_iter().filter(|signal| ignored >> (*signal as u32 - 1) & 1 == 0);
+        let signals: SigSet = received.chain([Signal::SIGCHLD]).collect();
         signals.thread_block().context("cannot block signals")?;
         let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC).context("cannot read signals")?;
         if let Some(cgroup) = &mut self.cgroup {
@@ -122,6 +131,7 @@ impl Supervisor<'_> {
         self.run.command = RecordedProcess::read(&self.config.host_paths, child.id());
         self.run.started = Timestamp::now().unix_seconds();
         self.spool.write(&self.run).context("cannot record the run")?;
+        drop(self.lock.take());
         Ok((signals, holder))
     }
 
@@ -142,7 +152,8 @@ impl Supervisor<'_> {
     fn forward(&mut self, child: &Child, received: &siginfo) {
         let signal = Signal::try_from(received.ssi_signo.cast_signed()).ok();
         let Some(signal) = signal.filter(|signal| FORWARDED.contains(signal)) else { return };
-        if received.ssi_code != SI_KERNEL
+        let is_of_terminal = received.ssi_code == SI_KERNEL && OF_TERMINAL.contains(&signal);
+        if !is_of_terminal
             && let (Some(pid), Some(number)) = (
                 Pid::from_raw(child.id().cast_signed()),
                 rustix::process::Signal::from_named_raw(signal as i32),
@@ -179,14 +190,14 @@ impl Supervisor<'_> {
                 1 => "lost a process to the kernel's OOM killer".to_owned(),
                 many => format!("lost {many} processes to the kernel's OOM killer"),
             };
-            eprintln!("memledger: {name} {what}; `memledger why {name}` explains it");
+            note(&format!("{name} {what}; `memledger why {name}` explains it"));
         }
     }
 
     /// Writes the record. A failure is only a warning: the command goes on.
     fn record(&self) {
         if let Err(error) = self.spool.write(&self.run) {
-            eprintln!("memledger: recording the run failed: {error}");
+            note(&format!("recording the run failed: {error}"));
         }
     }
 }
@@ -198,5 +209,5 @@ fn own_program() -> anyhow::Result<PathBuf> {
 /// Returns the exit status as shells have it.
 fn exit_code(status: ExitStatus) -> i64 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-    code.map_or(i64::from(OWN_ERROR), i64::from)
+    code.map_or(i64::from(LAUNCH_ERROR), i64::from)
 }

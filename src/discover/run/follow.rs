@@ -6,14 +6,17 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::record::SpooledRun;
-use super::spool;
+use super::{RUNTIME, spool};
 use crate::clock::Timestamp;
 use crate::config::Filter;
-use crate::discover::{ConnectionState, ContainerId, EventKind, RuntimeState};
+use crate::discover::{ConnectionState, ContainerId, EventKind, RuntimeEvent, RuntimeState};
 use crate::host::HostPaths;
+use crate::host::bounds::{NEW_RUNS, NEW_RUNS_AT_ONCE};
 
 /// Interval of looking for new records, and for runs whose processes are gone.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// The times of files are those of the kernel's tick: a second change may have the same.
+const MODIFIED_RECENTLY: f64 = 2.0;
 
 /// What the ledger knows of runs when memledger starts.
 #[derive(Debug, Default)]
@@ -63,6 +66,27 @@ struct PublishedRun {
     has_ended: bool,
 }
 
+/// How many new runs of one user are still taken.
+#[derive(Debug)]
+struct NewRunBudget {
+    runs: usize,
+    renewed: Timestamp,
+}
+
+impl NewRunBudget {
+    /// Takes a run, if there is one left.
+    fn take(&mut self, now: Timestamp) -> bool {
+        let earned = now.since(self.renewed).as_secs() as usize * NEW_RUNS.max;
+        if earned > 0 {
+            self.runs = (self.runs + earned).min(NEW_RUNS_AT_ONCE.max);
+            self.renewed = now;
+        }
+        let is_left = self.runs > 0;
+        self.runs -= usize::from(is_left);
+        is_left
+    }
+}
+
 struct RunFollower {
     spools: Vec<PathBuf>,
     filter: Filter,
@@ -71,10 +95,15 @@ struct RunFollower {
     state: Arc<RuntimeState>,
     resume: RunResumeState,
     published: HashMap<ContainerId, PublishedRun>,
-    /// The runs without an end, by the newest reading.
-    running: Vec<SpooledRun>,
-    /// Times of the last changes of the directories in the newest reading; `None` before the first.
-    changed: Option<Vec<SystemTime>>,
+    /// Runs of the first reading: those that are older than the ledger's last start are in the ledger. `None` before it.
+    first: Option<HashSet<ContainerId>>,
+    budgets: HashMap<u32, NewRunBudget>,
+    /// Some runs wait for their user's budget.
+    has_waiting: bool,
+    /// A run has no end.
+    has_running: bool,
+    /// Times of the last changes of the directories in the newest reading.
+    changed: Vec<SystemTime>,
 }
 
 impl RunFollower {
@@ -85,99 +114,105 @@ impl RunFollower {
         state: Arc<RuntimeState>,
         resume: RunResumeState,
     ) -> Self {
-        let boot_id = host_paths.boot_id().unwrap_or_default();
-        let (published, running, changed) = (HashMap::new(), vec![], None);
-        Self { spools, filter, host_paths, boot_id, state, resume, published, running, changed }
+        Self {
+            boot_id: host_paths.boot_id().unwrap_or_default(),
+            spools,
+            filter,
+            host_paths,
+            state,
+            resume,
+            published: HashMap::new(),
+            first: None,
+            budgets: HashMap::new(),
+            has_waiting: false,
+            has_running: false,
+            changed: vec![],
+        }
     }
 
-    /// Reads the spools if they changed, and looks whether the running commands still exist.
+    /// Reads the spools if they changed, or if a command may have ended without a record.
     fn step(&mut self, now: Timestamp) {
         let changed = self.changes();
-        let is_settled = |at: &SystemTime| {
+        let is_recent = |at: &SystemTime| {
             let age = now.unix_seconds() - unix_seconds(*at);
-            !(0.0..2.0).contains(&age) // another change may have the same time
+            (-MODIFIED_RECENTLY..MODIFIED_RECENTLY).contains(&age)
         };
-        let is_same = self.changed.as_ref() == Some(&changed) && changed.iter().all(is_settled);
-        let is_gone = |run: &SpooledRun| !run.is_running(&self.host_paths, &self.boot_id);
-        if is_same && !self.running.iter().any(is_gone) {
+        let is_same = self.first.is_some() && changed == self.changed && !changed.iter().any(is_recent);
+        self.changed = changed;
+        if is_same && !self.has_running && !self.has_waiting {
             return;
         }
-        self.changed = Some(changed);
-        let runs: Vec<SpooledRun> = self.spools.iter().flat_map(|spool| spool::read(spool)).collect();
-        self.apply(runs, now);
+        let mut seen = HashSet::new();
+        let mut runs: Vec<SpooledRun> =
+            self.spools.iter().flat_map(|spool| spool::read(spool, &self.host_paths)).collect();
+        runs.retain(|run| seen.insert(run.container_id())); // one may be in two spools
+        self.apply(&runs, now);
     }
 
     /// Returns the times of the last changes of the spools and of the directories in them.
     fn changes(&self) -> Vec<SystemTime> {
-        let modified = |path: &std::path::Path| std::fs::symlink_metadata(path)?.modified();
         let mut times = Vec::new();
         for spool in &self.spools {
-            times.extend(modified(spool));
-            let users = std::fs::read_dir(spool).into_iter().flatten().flatten();
-            let bounded = users.take(crate::host::bounds::SPOOL_USERS.max);
-            times.extend(bounded.filter_map(|user| modified(&user.path()).ok()));
+            times.extend(std::fs::symlink_metadata(spool).and_then(|spool| spool.modified()));
+            let directories = spool::directories(spool).into_values().flatten();
+            times.extend(directories.filter_map(|(_, modified)| modified));
         }
         times
     }
 
-    fn apply(&mut self, runs: Vec<SpooledRun>, now: Timestamp) {
+    fn apply(&mut self, runs: &[SpooledRun], now: Timestamp) {
+        let present: HashSet<ContainerId> = runs.iter().map(SpooledRun::container_id).collect();
+        if self.first.is_none() {
+            self.first = Some(present.clone());
+        }
         let (mut commands, mut ended_ids) = (HashMap::new(), HashSet::new());
-        let mut present = HashSet::new();
-        self.running.clear();
+        (self.has_running, self.has_waiting) = (false, false);
         for run in runs {
-            let id = run.container_id();
-            if !present.insert(id.clone()) {
-                continue; // in two spools
-            }
-            let is_running = run.is_running(&self.host_paths, &self.boot_id);
-            self.publish(&run, is_running, now);
-            if is_running {
+            let (id, is_running) = (run.container_id(), run.is_running(&self.boot_id));
+            if !self.publish(run, is_running, now) {
+                self.has_waiting = true;
+            } else if is_running {
+                self.has_running = true;
                 self.state.add_running(run.container(&self.filter));
                 commands.extend(run.command.map(|command| (id, command.id())));
-                self.running.push(run);
             } else {
                 ended_ids.insert(id);
             }
         }
-        // whose record is gone: removed by hand, or with its home directory
-        for id in self.resume.open.drain().filter(|id| !present.contains(id)) {
-            let what = EventKind::Ended { exit_code: None, oom_flag: None };
-            let (runtime, socket, at) = (super::RUNTIME, Arc::default(), now.unix_seconds());
-            self.state.publish([crate::discover::RuntimeEvent {
-                runtime,
-                socket,
-                id,
-                at,
-                named: None,
-                what,
-            }]);
-        }
-        self.published.retain(|id, _| present.contains(id));
+        self.end_missing(&present, now);
         self.state.set_commands(commands, ended_ids);
         let has_spool = self.spools.iter().any(|spool| spool.is_dir());
         self.state.set_connection(if has_spool { ConnectionState::Up } else { ConnectionState::NoSocket });
     }
 
-    /// Publishes what is new of a run.
-    fn publish(&mut self, run: &SpooledRun, is_running: bool, now: Timestamp) {
+    /// Publishes what is new of a run. False if it is new, and its user has used up what is taken of new ones.
+    fn publish(&mut self, run: &SpooledRun, is_running: bool, now: Timestamp) -> bool {
         let id = run.container_id();
-        let is_open = self.resume.open.contains(&id);
+        let is_open = self.resume.open.remove(&id);
         let is_new = !self.published.contains_key(&id);
-        let is_after = self.resume.since.is_some_and(|since| run.started > since);
+        let is_first = self.first.as_ref().is_some_and(|first| first.contains(&id));
+        // later ones are new whatever their start is: the clock may have been set
+        let is_after = !is_first || self.resume.since.is_some_and(|since| run.started > since);
+        if is_new && (is_after && !is_open) {
+            let full = || NewRunBudget { runs: NEW_RUNS_AT_ONCE.max, renewed: now };
+            if !self.budgets.entry(run.uid).or_insert_with(full).take(now) {
+                return false;
+            }
+        }
         let published = self.published.entry(id.clone()).or_default();
         if is_new && !is_running && !is_open && !is_after {
             published.has_ended = true; // the ledger has it, or began after it
         }
         if published.has_ended {
-            return;
+            return true;
         }
         let filter = &self.filter;
         let mut events = Vec::new();
-        if is_new && is_after {
+        if is_new && is_after && !is_open {
             events.push(run.event(run.started, EventKind::Started, filter));
         }
-        if is_new || run.command.is_some() {
-            events.extend(is_running.then(|| run.running(filter)));
+        if is_new && is_running {
+            events.push(run.running(filter));
         }
         let signals = run.signals.iter().filter(|received| received.at > published.signal_at);
         events.extend(signals.map(|received| run.signal(*received, filter)));
@@ -193,9 +228,116 @@ impl RunFollower {
             }
         }
         self.state.publish(events);
+        true
+    }
+
+    /// Ends the runs whose record is gone: removed by hand, or with its directory.
+    fn end_missing(&mut self, present: &HashSet<ContainerId>, now: Timestamp) {
+        let running = self.published.iter().filter(|(_, run)| !run.has_ended).map(|(id, _)| id.clone());
+        let missing = running.chain(self.resume.open.drain()).filter(|id| !present.contains(id));
+        let what = EventKind::Ended { exit_code: None, oom_flag: None };
+        for id in missing.collect::<Vec<_>>() {
+            self.state.end_run(&id, now.unix_seconds(), None);
+            let (socket, at) = (Arc::default(), now.unix_seconds());
+            self.state.publish([RuntimeEvent {
+                runtime: RUNTIME,
+                socket,
+                id,
+                at,
+                named: None,
+                what: what.clone(),
+            }]);
+        }
+        self.published.retain(|id, _| present.contains(id));
     }
 }
 
 fn unix_seconds(time: SystemTime) -> f64 {
     time.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |age| age.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::tests::spooled;
+    use super::super::record::{RecordedProcess, RunEnd, new_id};
+    use super::*;
+
+    fn follower(since: Option<f64>, open: &[&SpooledRun]) -> RunFollower {
+        let open = open.iter().map(|run| run.container_id()).collect();
+        let state = RuntimeState::new(RUNTIME, Arc::default());
+        let resume = RunResumeState::new(since, open);
+        RunFollower::new(vec![], Filter::default(), HostPaths::default(), state, resume)
+    }
+
+    fn run(follower: &RunFollower, started: f64) -> SpooledRun {
+        let supervisor = RecordedProcess { pid: 1, start_ticks: 0 };
+        let boot_id = follower.boot_id.clone();
+        SpooledRun { supervisor, boot_id, is_alive: true, ..spooled(&new_id(7).unwrap(), "train", started) }
+    }
+
+    fn ended(run: &SpooledRun, at: f64) -> SpooledRun {
+        let end = Some(RunEnd { at, exit_code: 3, oom_kills: None });
+        SpooledRun { end, ..run.clone() }
+    }
+
+    fn kinds(follower: &RunFollower) -> Vec<&'static str> {
+        let kind = |event: RuntimeEvent| match event.what {
+            EventKind::Started => "started",
+            EventKind::Running { .. } => "running",
+            EventKind::Ended { exit_code: None, .. } => "ended unknown",
+            EventKind::Ended { .. } => "ended",
+            _ => "other",
+        };
+        follower.state.drain_events().into_iter().map(kind).collect()
+    }
+
+    #[test]
+    fn each_run_is_published_once_also_over_a_restart() {
+        let now = Timestamp::now();
+        let mut first = follower(Some(100.0), &[]);
+        let (old, new) = (run(&first, 50.0), run(&first, 150.0));
+        first.apply(&[ended(&old, 60.0), new.clone()], now);
+        assert_eq!(kinds(&first), ["started", "running"]);
+        first.apply(std::slice::from_ref(&new), now);
+        assert_eq!(kinds(&first), [""; 0]);
+        first.apply(&[ended(&new, 160.0)], now);
+        first.apply(&[ended(&new, 160.0)], now);
+        assert_eq!(kinds(&first), ["ended"]);
+        // one that began before the last event, while the clock was set back
+        let early = run(&first, 20.0);
+        first.apply(&[ended(&early, 21.0)], now);
+        assert_eq!(kinds(&first), ["started", "ended"]);
+        let mut second = follower(Some(150.0), &[&new]);
+        second.apply(&[ended(&new, 160.0), ended(&early, 21.0)], now);
+        assert_eq!(kinds(&second), ["ended"], "it ended while no service ran");
+    }
+
+    #[test]
+    fn missing_record_and_missing_processes_end_a_run_for_unknown_reasons() {
+        let now = Timestamp::now();
+        let mut followed = follower(Some(100.0), &[]);
+        let (removed, killed) = (run(&followed, 150.0), run(&followed, 151.0));
+        followed.apply(&[removed.clone(), killed.clone()], now);
+        assert_eq!(kinds(&followed), ["started", "running", "started", "running"]);
+        followed.apply(&[SpooledRun { is_alive: false, ..killed }], now);
+        assert_eq!(kinds(&followed), ["ended unknown", "ended unknown"]);
+        assert!(followed.state.lock().running.is_empty());
+        let mut next = follower(Some(200.0), &[&removed]);
+        next.apply(&[], now);
+        assert_eq!(kinds(&next), ["ended unknown"]);
+    }
+
+    #[test]
+    fn new_runs_of_a_user_are_taken_at_a_limited_rate() {
+        let now = Timestamp::now();
+        let mut followed = follower(None, &[]);
+        followed.apply(&[], now);
+        let runs: Vec<_> = (0..NEW_RUNS_AT_ONCE.max + 2).map(|_| ended(&run(&followed, 1.0), 2.0)).collect();
+        followed.apply(&runs, now);
+        assert_eq!(kinds(&followed).len(), 2 * NEW_RUNS_AT_ONCE.max);
+        assert!(followed.has_waiting);
+        followed.apply(&runs, now.plus(Duration::from_secs(60)));
+        assert_eq!(kinds(&followed).len(), 4);
+        assert!(!followed.has_waiting);
+    }
 }

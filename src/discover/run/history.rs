@@ -1,5 +1,6 @@
 //! The past of runs, as the spools have it.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use super::super::history::RuntimeHistory;
@@ -14,7 +15,9 @@ pub fn history<'a>(
     host_paths: &HostPaths,
     filter: &Filter,
 ) -> Option<RuntimeHistory> {
-    let mut runs: Vec<SpooledRun> = spools.into_iter().flat_map(spool::read).collect();
+    let mut seen = HashSet::new();
+    let read = spools.into_iter().flat_map(|spool| spool::read(spool, host_paths));
+    let mut runs: Vec<SpooledRun> = read.filter(|run| seen.insert(run.container_id())).collect();
     runs.sort_by(|one, other| one.started.total_cmp(&other.started));
     if runs.is_empty() {
         return None;
@@ -22,7 +25,7 @@ pub fn history<'a>(
     let boot_id = host_paths.boot_id().unwrap_or_default();
     let mut history = RuntimeHistory { runtime: RUNTIME, ..RuntimeHistory::default() };
     for run in &runs {
-        history.containers.push(run.existing(run.is_running(host_paths, &boot_id), filter));
+        history.containers.push(run.existing(run.is_running(&boot_id), filter));
         history.events.push(run.running(filter));
         history.events.extend(run.signals.iter().map(|received| run.signal(*received, filter)));
         history.events.extend(run.ended(filter));

@@ -1,22 +1,29 @@
 //! The record of one run, as it is in the spool: JSON, without the command line and without other variables than settings.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
 use super::RUNTIME;
-use crate::config::{Filter, RunSettings, label_settings, merged};
+use crate::config::{Filter, RunSettings, label_settings, merged, variable_name};
 use crate::discover::history::ExistingContainer;
 use crate::discover::{ContainerId, ContainerRecord, EventKind, RuntimeEvent};
 use crate::host::process::{ProcessId, read_stat};
 use crate::host::{Dir, HostPaths};
+use crate::parse::container_id::RUN_ID_SUFFIX;
 use crate::series::bounded;
 
-/// Random hexadecimal digits of an id. The others are [`ID_SUFFIX`].
-const RANDOM_DIGITS: usize = 56;
-/// The last digits of each id, `-run` in ASCII: a record cannot have the id of a container of another runtime.
-const ID_SUFFIX: &str = "2d72756e";
+/// Random hexadecimal digits of an id. Those of the user and [`RUN_ID_SUFFIX`] follow.
+const RANDOM_DIGITS: usize = 48;
+/// Hexadecimal digits of a user's id.
+const USER_DIGITS: usize = 8;
+/// Maximum number of labels, settings and signals of a record.
+const MAX_ENTRIES: usize = 32;
+/// Maximum length of a name.
+pub const MAX_NAME: usize = 64;
 
 /// A process of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +44,17 @@ impl RecordedProcess {
     pub fn runs(self, host_paths: &HostPaths) -> bool {
         let stat = Dir::open(&host_paths.process(self.pid)).and_then(|dir| read_stat(&dir, &mut Vec::new()));
         stat.is_ok_and(|stat| stat.start_ticks == self.start_ticks && !stat.has_ended())
+    }
+
+    /// Returns whether it runs, and is this user's or a child of `parent`: `sudo` makes a command root's.
+    fn runs_for(self, host_paths: &HostPaths, uid: u32, parent: Option<Self>) -> bool {
+        let path = host_paths.process(self.pid);
+        let is_own = || std::fs::metadata(&path).is_ok_and(|process| process.uid() == uid);
+        let is_child = |parent: Self| {
+            let stat = Dir::open(&path).and_then(|dir| read_stat(&dir, &mut Vec::new()));
+            stat.is_ok_and(|stat| stat.ppid == parent.pid)
+        };
+        self.runs(host_paths) && (is_own() || parent.is_some_and(is_child))
     }
 
     /// Reads the start of a process; `None` if it has ended.
@@ -98,24 +116,38 @@ pub struct SpooledRun {
     /// `None` while it runs, and if `memledger run` itself was killed.
     #[serde(default)]
     pub end: Option<RunEnd>,
+    /// One of its processes existed when it was read.
+    #[serde(skip)]
+    pub is_alive: bool,
+    /// The user whose run it is.
+    #[serde(skip)]
+    pub uid: u32,
 }
 
-/// Returns a new id, at random.
+/// Returns a new id of a run of this user, at random.
 ///
 /// # Errors
 /// The kernel has no random numbers.
-pub fn new_id() -> std::io::Result<String> {
+pub fn new_id(uid: u32) -> std::io::Result<String> {
     let mut bytes = [0; RANDOM_DIGITS / 2];
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(digits + ID_SUFFIX)
+    Ok(format!("{digits}{uid:08x}{RUN_ID_SUFFIX}"))
 }
 
-/// Returns whether this is the id of a run.
-pub fn is_id(text: &str) -> bool {
-    text.len() == RANDOM_DIGITS + ID_SUFFIX.len()
-        && text.ends_with(ID_SUFFIX)
+/// Returns whether this is the id of a run of this user: nobody can record the end of another user's run.
+pub fn is_id_of(uid: u32, text: &str) -> bool {
+    text.len() == RANDOM_DIGITS + USER_DIGITS + RUN_ID_SUFFIX.len()
+        && text.ends_with(&format!("{uid:08x}{RUN_ID_SUFFIX}"))
         && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Returns whether a container could have this name too.
+pub fn is_name(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    text.len() <= MAX_NAME
+        && text.bytes().all(is_plain)
+        && text.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric())
 }
 
 impl SpooledRun {
@@ -124,10 +156,44 @@ impl SpooledRun {
         ContainerId::new(&self.id)
     }
 
+    /// Makes a record that was read consistent: it may be forged. `uid`: the owner of its file. `None` if it is of no use.
+    pub fn checked(mut self, uid: u32, host_paths: &HostPaths, now: f64) -> Option<Self> {
+        if !is_id_of(uid, &self.id) || !is_name(&self.name) || !self.started.is_finite() {
+            return None;
+        }
+        let allowed = |(name, value): &(Arc<str>, Arc<str>)| {
+            Some((variable_name(name).ok()?.to_ascii_lowercase().into(), bounded(value)))
+        };
+        self.settings = self.settings.iter().filter_map(allowed).take(MAX_ENTRIES).collect();
+        let excess = self.signals.len().saturating_sub(MAX_ENTRIES);
+        self.signals.drain(..excess);
+        while self.labels.len() > MAX_ENTRIES {
+            self.labels.pop_last();
+        }
+        self.uid = uid;
+        self.started = self.started.min(now);
+        self.signals.iter_mut().for_each(|received| received.at = received.at.clamp(self.started, now));
+        if let Some(end) = &mut self.end {
+            end.at = end.at.clamp(self.started, now);
+        }
+        // in another pid namespace a pid means another process, or none
+        let sees_processes = host_paths.in_initial_pid_namespace();
+        let supervisor =
+            Some(self.supervisor).filter(|it| !sees_processes || it.runs_for(host_paths, uid, None));
+        let runs = |command: &RecordedProcess| {
+            supervisor != Some(*command) && command.runs_for(host_paths, uid, supervisor)
+        };
+        let is_own = self.command.filter(runs);
+        self.is_alive = !sees_processes || supervisor.is_some() || is_own.is_some();
+        // of a command that has ended the pid explains a kill; whose it was cannot be proven any more
+        let is_trusted = uid == 0 || uid == geteuid().as_raw();
+        self.command = if self.end.is_some() && is_trusted { self.command } else { is_own };
+        Some(self)
+    }
+
     /// Returns whether the command runs, as far as its processes show. While `memledger run` exists it may still write the end.
-    pub fn is_running(&self, host_paths: &HostPaths, boot_id: &str) -> bool {
-        let mut processes = [self.command, Some(self.supervisor)].into_iter().flatten();
-        self.end.is_none() && self.boot_id == boot_id && processes.any(|process| process.runs(host_paths))
+    pub fn is_running(&self, boot_id: &str) -> bool {
+        self.end.is_none() && self.boot_id == boot_id && self.is_alive
     }
 
     fn labels(&self) -> HashMap<String, String> {
@@ -218,29 +284,63 @@ pub(super) mod tests {
             command: None,
             signals: vec![],
             end: None,
+            is_alive: false,
+            uid: 0,
         }
     }
 
     #[test]
-    fn id_is_random_and_never_that_of_another_runtime() {
-        let (one, other) = (new_id().unwrap(), new_id().unwrap());
-        assert!(is_id(&one) && is_id(&other) && one != other);
-        assert!(!is_id(&"a".repeat(64)) && !is_id(&one[1..]) && !is_id(&one.to_uppercase()));
-        assert_eq!(crate::parse::container_id::in_component(&one, "memledger").unwrap().runtime, RUNTIME);
+    fn id_is_random_and_of_one_user_alone() {
+        let (one, other) = (new_id(1000).unwrap(), new_id(1000).unwrap());
+        assert!(is_id_of(1000, &one) && is_id_of(1000, &other) && one != other);
+        assert!(!is_id_of(1001, &one) && !is_id_of(1000, &"a".repeat(64)) && !is_id_of(1000, &one[1..]));
+        let in_path = |id: &str| crate::parse::container_id::in_component(id, "memledger").unwrap().runtime;
+        assert_eq!((in_path(&one), in_path(&"a".repeat(64))), (RUNTIME, "unknown"));
     }
 
     #[test]
     fn run_of_an_earlier_boot_or_without_its_processes_does_not_run() {
-        let host_paths = HostPaths::default();
+        let (host_paths, uid) = (HostPaths::default(), geteuid().as_raw());
+        if !host_paths.in_initial_pid_namespace() {
+            return eprintln!("SKIPPED: not in the host's pid namespace");
+        }
         let own = RecordedProcess::read(&host_paths, std::process::id()).unwrap();
-        let run = SpooledRun { supervisor: own, ..spooled("a", "train", 1.0) };
-        assert!(run.is_running(&host_paths, "boot"));
-        assert!(!run.is_running(&host_paths, "another boot"));
+        let run = SpooledRun { supervisor: own, ..spooled(&new_id(uid).unwrap(), "train", 1.0) };
+        let is_running = |run: &SpooledRun, boot: &str| {
+            run.clone().checked(uid, &host_paths, 9.0).unwrap().is_running(boot)
+        };
+        assert!(is_running(&run, "boot") && !is_running(&run, "another boot"));
         let reused = RecordedProcess { start_ticks: own.start_ticks + 1, ..own };
         let gone = SpooledRun { supervisor: reused, ..run.clone() };
-        assert!(!gone.is_running(&host_paths, "boot"));
-        assert!(SpooledRun { command: Some(own), ..gone }.is_running(&host_paths, "boot"));
+        assert!(!is_running(&gone, "boot"));
+        assert!(is_running(&SpooledRun { command: Some(own), ..gone }, "boot"));
         let end = Some(RunEnd { at: 2.0, exit_code: 0, oom_kills: None });
-        assert!(!SpooledRun { end, ..run }.is_running(&host_paths, "boot"));
+        assert!(!is_running(&SpooledRun { end, ..run }, "boot"));
+    }
+
+    #[test]
+    fn forged_record_has_neither_labels_of_others_nor_their_processes_nor_a_future() {
+        let (host_paths, uid) = (HostPaths::default(), geteuid().as_raw() + 1);
+        let own = RecordedProcess::read(&host_paths, std::process::id());
+        let forged = SpooledRun {
+            command: own,
+            settings: [("a=\"1\"} 1\nx{b", "v"), ("container_name", "v"), ("batch_size", "8\n")]
+                .map(|(name, value)| (name.into(), value.into()))
+                .into(),
+            signals: vec![ReceivedSignal { signal: 15, at: 1e12 }; 100],
+            end: Some(RunEnd { at: 1e12, exit_code: 0, oom_kills: None }),
+            ..spooled(&new_id(uid).unwrap(), "train", 1e12)
+        };
+        let read = forged.clone().checked(uid, &host_paths, 9.0).unwrap();
+        assert_eq!((read.command, read.is_alive), (None, !host_paths.in_initial_pid_namespace()));
+        assert_eq!((read.started, read.end.unwrap().at, read.signals.len()), (9.0, 9.0, MAX_ENTRIES));
+        assert_eq!(read.settings, [("batch_size".into(), bounded("8\n"))]);
+        assert_eq!(forged.clone().checked(uid + 1, &host_paths, 9.0), None, "the id is of another user");
+        for name in ["", "a\nb", "-x", &"x".repeat(65)] {
+            assert_eq!(
+                SpooledRun { name: name.to_owned(), ..forged.clone() }.checked(uid, &host_paths, 9.0),
+                None
+            );
+        }
     }
 }

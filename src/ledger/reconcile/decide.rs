@@ -417,7 +417,7 @@ impl Reconciler {
             {
                 Decision::of(ExitReason::CudaOom)
             }
-            Some(_) if !is_unattributed => Decision::of(ExitReason::Killed),
+            Some(_) if !is_unattributed && counted != Some(true) => Decision::of(ExitReason::Killed),
             _ => Decision { may_be, ..Decision::of(ExitReason::Unknown) },
         })
     }
