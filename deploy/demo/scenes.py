@@ -213,7 +213,7 @@ def of_gpus():
         gpu(5, "nobody", f"GPU {gpus.NOBODY}: 31 GiB of VRAM are unattributed",
             ("MemledgerGpuMemoryUnattributed", WARNING, {"gpu": str(gpus.NOBODY)})),
         gpu(7, "full", f"GPU {gpus.FULL} is nearly full", ("MemledgerGpuMemoryHigh", INFO, {"gpu": str(gpus.FULL)})),
-        gpu(15, "hot", f"GPU {gpus.SICK} overheats and throttles", least=45, most=45),
+        gpu(15, "hot", f"GPU {gpus.SICK} overheats and throttles", ("MemledgerGpuThrottled", WARNING, SICK), least=45, most=45),
         gpu(18, "rows", f"GPU {gpus.SICK} waits for a reset to replace a row of memory",
             ("MemledgerGpuMemoryRepairPending", WARNING, {**SICK, "kind": "pending"})),
         once(30, lambda play: play.gpus.xid(gpus.TRAINS, 31), f"GPU {gpus.TRAINS} reports Xid 31, an application error",
@@ -270,6 +270,10 @@ ALL_ON = 90
 # Alerts that no act can provoke, with the reason.
 NOT_PLAYED = {
     "MemledgerHostOOMKilled": "the host would have to run out of memory, and with it whoever watches the demo",
+    "MemledgerGpuAllocatedButUnused": "the engine of the demo has no container toolkit, so it allocates no GPU",
+    "MemledgerSeriesDropped": "that takes thousands of containers",
+    "MemledgerPanicked": "each one is a bug",
+    "MemledgerOtlpDown": "the demo exports nothing by OTLP",
     "MemledgerContainerGpuMemoryLeakSuspected": "no program of the demo reports from inside, and one would have to for two hours",
     "MemledgerGpuDriverFailing": "it fires by chance: an hour of restarts is a minute of the demo; a process that hangs in the kernel needs a real driver",
 }

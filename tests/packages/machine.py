@@ -132,7 +132,7 @@ class Machine:
         self.status("disable", "--now", "memledger")
         subprocess.run(self.command("dpkg", "--purge", "memledger"), capture_output=True, check=False)
         shutil.rmtree(self.root / "etc/systemd/system/memledger.service.d", ignore_errors=True)
-        self.run("sh", "-c", "find /usr/local -name '*memledger*' -prune -exec rm -r {} +; rm -rf /var/lib/memledger /run/memledger*")
+        self.run("sh", "-c", "find /usr/local -name '*memledger*' -prune -exec rm -r {} +; rm -rf /var/lib/memledger /var/lib/memledger-runs /run/memledger*")
         self.run("systemctl", "daemon-reload")
 
     def stop(self):

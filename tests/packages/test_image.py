@@ -266,7 +266,7 @@ def own_memledger(name, port, folder):
     network_mode: host
     ports: !reset []
     deploy: !reset null
-    volumes: ["{folder}/reporter:/run/memledger-reporter"]
+    volumes: ["{folder}/reporter:/run/memledger-reporter", "{folder}/runs:/var/lib/memledger-runs"]
     command: [serve, "--web.listen-address=127.0.0.1:{port}"]
 """
 
