@@ -33,7 +33,7 @@ pub use settings::{
 };
 use sources::{CONFIG_FILE, Layer, RawValue, Values};
 pub use sources::{CommandSettings, DEFAULT_FILE, FlagForm, arguments, arguments_of, unknown_variables};
-pub use value_parsers::{label, variable_name};
+pub use value_parsers::{label, size, variable_name};
 
 /// All settings, in the order of the help.
 pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {

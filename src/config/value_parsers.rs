@@ -6,15 +6,22 @@ use std::sync::Arc;
 
 use regex::Regex;
 
-const SIZE: &str = "a size such as 512KiB, 64MiB or 1GiB";
+const SIZE: &str = "a size such as 512KiB, 64M or 1.5G, in powers of 1024";
 
-/// Parses bytes with a binary unit.
+/// Parses bytes with a binary unit, as Docker does: K, M, G or T, with or without B or iB.
+///
+/// # Errors
+/// It is no size, or less than `min`.
 pub fn size(text: &str, min: u64) -> Result<u64, String> {
-    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
-    let found = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?.trim_end(), shift)));
-    let bytes = found.and_then(|(number, shift)| number.parse::<u64>().ok()?.checked_mul(1 << shift));
-    let fits = bytes.filter(|bytes| (min..=i64::MAX as u64).contains(bytes));
-    fits.ok_or_else(|| format!("{SIZE}, at least {}", crate::series::human_bytes(min as f64)))
+    let digits = text.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.trim_start().to_ascii_lowercase();
+    let prefix = unit.strip_suffix("ib").or(unit.strip_suffix('b')).unwrap_or(&unit);
+    let power = ["", "k", "m", "g", "t"].iter().position(|known| *known == prefix);
+    let bytes = power.and_then(|power| Some(number.parse::<f64>().ok()? * 1024_f64.powi(power as i32)));
+    let fits = bytes.filter(|bytes| (min as f64..i64::MAX as f64).contains(bytes));
+    let wrong = || format!("{SIZE}, at least {}", crate::series::human_bytes(min as f64));
+    fits.map(|bytes| bytes as u64).ok_or_else(wrong)
 }
 
 /// What a percentage is.
@@ -88,5 +95,31 @@ pub fn variable_name(text: &str) -> Result<String, String> {
         Ok(text.to_owned())
     } else {
         Err("the name of an environment variable that can be a label: letters, digits and _; not run or settings, not the container's own labels".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_is_read_as_docker_reads_it() {
+        for (text, bytes) in [
+            ("32G", Some(32 << 30)),
+            ("32g", Some(32 << 30)),
+            ("1.5GiB", Some(3 << 29)),
+            ("512M", Some(512 << 20)),
+            ("512 MB", Some(512 << 20)),
+            ("1T", Some(1 << 40)),
+            ("8388608", Some(8 << 20)),
+            ("32", None),
+            ("-1G", None),
+            ("G", None),
+            ("1P", None),
+            ("99999999T", None),
+            ("", None),
+        ] {
+            assert_eq!(size(text, 4 << 20).ok(), bytes, "{text}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Discovers the running containers, their names and labels, and their cgroups.
 //!
-//! Two kinds of sources are merged by container id: the runtimes' APIs have names, labels and settings ([`cri`], [`docker`]);
+//! Two kinds of sources are merged by container id: the runtimes' APIs, and the records of `memledger run`, have names, labels and
+//! settings ([`cri`], [`docker`], [`run`]);
 //! the cgroup tree shows what runs, even without a runtime ([`cgroup_tree`]). [`registry`] merges them.
 
 pub mod cgroup_tree;

@@ -505,18 +505,7 @@ fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) 
             (Cause::HostRestart, Confidence::Certain, what)
         }
         Some(ExitReason::Unknown) if !run.unattributed_kills.is_empty() => killed(run, &at),
-        Some(ExitReason::Unknown) if exit.runtime_oom_flag == Some(true) => {
-            let (shown, confidence) = match exit.subject.is_run() {
-                true => ("Its cgroup counted an OOM kill, and there is no record of it", Confidence::Certain),
-                false => (
-                    "The runtime's flag OOMKilled is set, and nothing else is left of an OOM kill: no record of it",
-                    Confidence::Likely,
-                ),
-            };
-            let what =
-                format!("{at}. {shown} could be read, so the process, its size and the limit are not known.");
-            (Cause::OomFlagOnly, confidence, what)
-        }
+        Some(ExitReason::Unknown) if exit.runtime_oom_flag == Some(true) => without_record(exit, &at),
         Some(ExitReason::Unknown) if exit.is_unrecorded() => (
             Cause::Unknown,
             Confidence::Unsure,
@@ -538,6 +527,18 @@ fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) 
             format!("{at}; evidence of the reason may still arrive: retry in a few seconds."),
         ),
     }
+}
+
+/// Returns the cause where the flag of a runtime, or the counter of a run's cgroup, is all that is left of a kill.
+fn without_record(exit: &Exit, at: &str) -> (Cause, Confidence, String) {
+    let (known, confidence) = match exit.subject.is_run() {
+        true => ("Its cgroup counted an OOM kill", Confidence::Certain),
+        false => ("The runtime's flag OOMKilled is set", Confidence::Likely),
+    };
+    let what = format!(
+        "{at}. {known}. No record of the kill could be read, so the process, its size and the limit are not known."
+    );
+    (Cause::OomFlagOnly, confidence, what)
 }
 
 fn lost_kill(cause: Cause, at: &str, why: &str) -> (Cause, Confidence, String) {

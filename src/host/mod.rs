@@ -9,6 +9,7 @@ mod watch_queue;
 pub mod bounds;
 mod kernel_fs;
 mod backoff;
+mod rate_limit;
 pub mod capabilities;
 pub mod groups;
 pub mod heap;
@@ -25,6 +26,7 @@ pub use backoff::Backoff;
 pub use kernel_fs::{
     Dir, KernelFile, READ_ERROR_REASONS, ReadError, classify, for_each_notification, take_notifications,
 };
+pub use rate_limit::RateLimit;
 pub use waker::Waker;
 pub use watch_queue::{FileWatch, WatchQueue};
 

@@ -3,12 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Dir, ReadError};
 use crate::parse::printable;
 use crate::parse::process::{Stat, cgroup_path};
 
 /// A process of this host. Another process that gets its pid later has another start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ProcessId {
     /// Its pid in the initial pid namespace.
     pub pid: u32,
@@ -20,6 +22,15 @@ impl ProcessId {
     /// Returns the process with this pid and start.
     pub const fn new(pid: u32, start_ticks: u64) -> Self {
         Self { pid, start_ticks }
+    }
+
+    /// Reads the process that has this pid now.
+    ///
+    /// # Errors
+    /// [`ReadError::Gone`] if there is none.
+    pub fn read(proc: &Path, pid: u32) -> Result<Self, ReadError> {
+        let stat = read_stat(&Dir::open(&proc.join(pid.to_string()))?, &mut Vec::new())?;
+        Ok(Self::new(pid, stat.start_ticks))
     }
 
     /// Opens the procfs directory of this process.

@@ -14,7 +14,6 @@ pub mod invariants;
 pub mod message;
 pub mod ooms;
 mod peer;
-mod rate_limit;
 pub mod reports;
 mod server;
 pub mod stats;

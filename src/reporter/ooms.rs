@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::message::OomMessage;
-use super::rate_limit::RateLimit;
 use super::reports::{DeviceUuid, Reports};
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
+use crate::host::RateLimit;
 use crate::host::process::ProcessId;
 
 /// Events of one container: per minute, and at once. Further errors are only counted: 64 MiB of events hold those of weeks.

@@ -19,10 +19,10 @@ use super::ReporterState;
 use super::cleanup::{CleanupOutcome, EndedCleanup, ProcessCleanup};
 use super::message::{MAX_PACKET_BYTES, Message, Sample};
 use super::peer::ReportingPeer;
-use super::rate_limit::RateLimit;
 use super::stats::ReportRejection;
 use crate::clock::Timestamp;
 use crate::discover::Inventory;
+use crate::host::RateLimit;
 use crate::host::bounds::{REPORTER_CONNECTIONS, REPORTER_CONNECTIONS_OF_CONTAINER};
 use crate::host::{HostPaths, unix_peer};
 

@@ -251,7 +251,7 @@ pub fn normal_or_unknown() -> Vec<Case> {
             Cause::OomFlagOnly,
             Confidence::Likely,
             &[
-                "OOMKilled is set, and nothing else is left",
+                "OOMKilled is set. No record of the kill could be read",
                 "the limit are not known",
                 "docker logs --tail 50",
             ],

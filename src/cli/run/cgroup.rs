@@ -11,8 +11,9 @@ use rustix::process::geteuid;
 use crate::clock::Timestamp;
 use crate::discover::{Hierarchy, Version, run};
 use crate::host::HostPaths;
+use crate::parse::cgroup::values;
+use crate::parse::container_id;
 use crate::parse::process::cgroup_path;
-use crate::parse::{container_id, lines, number};
 
 /// A cgroup is there within this time, or there is none.
 pub const PLACED_WITHIN: Duration = Duration::from_secs(15);
@@ -20,7 +21,7 @@ pub const PLACED_WITHIN: Duration = Duration::from_secs(15);
 const OWN_PARENT: &str = "memledger";
 /// Interval of looking at a process's cgroup, and of trying to remove one.
 const POLL: Duration = Duration::from_millis(2);
-/// A cgroup whose last process has just ended is busy for a moment.
+/// A cgroup stays busy for a moment after its last process has ended.
 const REMOVED_WITHIN: Duration = Duration::from_millis(500);
 /// Where systemd runs.
 const SYSTEMD: &str = "/run/systemd/system";
@@ -210,7 +211,8 @@ impl RunCgroup {
             Version::V2 => "memory.events",
         };
         let text = fs::read(self.directory.as_ref()?.join(file)).ok()?;
-        lines(&text).find_map(|line| number(line.strip_prefix(b"oom_kill ")?))
+        let [kills] = values(&text, [b"oom_kill"]);
+        kills
     }
 
     /// Removes a cgroup of memledger's own, unless processes are left in it. systemd removes a scope itself.

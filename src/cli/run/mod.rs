@@ -18,10 +18,10 @@ use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 use rustix::process::geteuid;
 
 use crate::clock::Timestamp;
-use crate::config::{Config, label};
-use crate::discover::run::record::{RecordedProcess, SpooledRun, new_id};
+use crate::config::{Config, label, size};
+use crate::discover::run::record::{SpooledRun, new_id};
 use crate::discover::run::spool::{self, UserSpool};
-use crate::series::human_bytes;
+use crate::host::process::ProcessId;
 use cgroup::{NoCgroup, RunCgroup};
 use supervisor::Supervisor;
 
@@ -55,7 +55,7 @@ pub fn command() -> Command {
             Arg::new("memory")
                 .long("memory")
                 .value_name("SIZE")
-                .value_parser(limit)
+                .value_parser(|text: &str| size(text, MIN_LIMIT))
                 .help("Memory limit, such as 32G or 512M, in powers of 1024; without swap. Default: none."),
         )
         .arg(
@@ -91,26 +91,6 @@ pub fn command() -> Command {
         )
 }
 
-/// Parses a limit: a number with K, M, G or T, also as KiB, MiB and so on.
-fn limit(text: &str) -> Result<u64, String> {
-    let wrong = || format!("expected a size such as 32G or 512M, at least {}", human_bytes(MIN_LIMIT as f64));
-    let digits = text.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
-    let (number, unit) = text.split_at(digits);
-    let unit = unit.trim_start().to_ascii_lowercase();
-    let shift = match unit.strip_suffix("ib").or(unit.strip_suffix('b')).unwrap_or(&unit) {
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        "" => 0,
-        _ => return Err(wrong()),
-    };
-    let bytes = number.parse::<f64>().map_err(|_| wrong())?
-        * f64::from(1_u32 << (shift % 30))
-        * f64::from(1_u32 << (shift / 30 * 30));
-    if (MIN_LIMIT as f64..=i64::MAX as f64).contains(&bytes) { Ok(bytes as u64) } else { Err(wrong()) }
-}
-
 /// Runs the command, and returns its exit status.
 pub fn run(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let arguments: Vec<OsString> = matches.get_many("command").expect("required").cloned().collect();
@@ -142,7 +122,7 @@ pub fn run(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let environment: Vec<String> = std::env::vars_os()
         .filter_map(|(name, value)| Some(format!("{}={}", name.to_str()?, value.to_str()?)))
         .collect();
-    let own = RecordedProcess::read(&config.host_paths, std::process::id());
+    let own = ProcessId::read(&config.host_paths.proc, std::process::id());
     let run = SpooledRun {
         id: new_id(geteuid().as_raw())?,
         name,
@@ -212,30 +192,4 @@ fn client_variables(config: &Config) -> Vec<(&'static str, OsString)> {
     paths.dedup();
     let Ok(joined) = std::env::join_paths(paths) else { return vec![] };
     vec![("PYTHONPATH", joined), ("MEMLEDGER_REPORTER_DIRECTORY", directory.into())]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limit_is_read_as_docker_reads_it() {
-        for (text, bytes) in [
-            ("32G", Some(32 << 30)),
-            ("32g", Some(32 << 30)),
-            ("1.5GiB", Some(3 << 29)),
-            ("512M", Some(512 << 20)),
-            ("512 MB", Some(512 << 20)),
-            ("1T", Some(1 << 40)),
-            ("8388608", Some(8 << 20)),
-            ("32", None),
-            ("-1G", None),
-            ("G", None),
-            ("1P", None),
-            ("99999999T", None),
-            ("", None),
-        ] {
-            assert_eq!(limit(text).ok(), bytes, "{text}");
-        }
-    }
 }

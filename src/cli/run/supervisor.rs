@@ -18,8 +18,9 @@ use super::cgroup::RunCgroup;
 use super::{HOLD_VERB, LAUNCH_ERROR, START_VERB, note};
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::discover::run::record::{ReceivedSignal, RecordedProcess, RunEnd, SpooledRun};
+use crate::discover::run::record::{ReceivedSignal, RunEnd, SpooledRun};
 use crate::discover::run::spool::UserSpool;
+use crate::host::process::ProcessId;
 use crate::host::signals;
 
 /// The signals that are forwarded.
@@ -128,9 +129,12 @@ impl Supervisor<'_> {
                 .collect();
             cgroup.make(id, name, *limit_bytes, &pids)?;
         }
-        self.run.command = RecordedProcess::read(&self.config.host_paths, child.id());
+        self.run.command = ProcessId::read(&self.config.host_paths.proc, child.id()).ok();
         self.run.started = Timestamp::now().unix_seconds();
-        self.spool.write(&self.run).context("cannot record the run")?;
+        self.spool.write(&self.run).with_context(|| {
+            let place = self.spool.path(&self.run);
+            format!("cannot record the run as {}; set --run.spool to another directory", place.display())
+        })?;
         drop(self.lock.take());
         Ok((signals, holder))
     }

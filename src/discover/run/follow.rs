@@ -10,8 +10,8 @@ use super::{RUNTIME, spool};
 use crate::clock::Timestamp;
 use crate::config::Filter;
 use crate::discover::{ConnectionState, ContainerId, EventKind, RuntimeEvent, RuntimeState};
-use crate::host::HostPaths;
 use crate::host::bounds::{NEW_RUNS, NEW_RUNS_AT_ONCE};
+use crate::host::{HostPaths, RateLimit};
 
 /// Interval of looking for new records, and for runs whose processes are gone.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -66,27 +66,6 @@ struct PublishedRun {
     has_ended: bool,
 }
 
-/// How many new runs of one user are still taken.
-#[derive(Debug)]
-struct NewRunBudget {
-    runs: usize,
-    renewed: Timestamp,
-}
-
-impl NewRunBudget {
-    /// Takes a run, if there is one left.
-    fn take(&mut self, now: Timestamp) -> bool {
-        let earned = now.since(self.renewed).as_secs() as usize * NEW_RUNS.max;
-        if earned > 0 {
-            self.runs = (self.runs + earned).min(NEW_RUNS_AT_ONCE.max);
-            self.renewed = now;
-        }
-        let is_left = self.runs > 0;
-        self.runs -= usize::from(is_left);
-        is_left
-    }
-}
-
 struct RunFollower {
     spools: Vec<PathBuf>,
     filter: Filter,
@@ -97,8 +76,9 @@ struct RunFollower {
     published: HashMap<ContainerId, PublishedRun>,
     /// Runs of the first reading: those that are older than the ledger's last start are in the ledger. `None` before it.
     first: Option<HashSet<ContainerId>>,
-    budgets: HashMap<u32, NewRunBudget>,
-    /// Some runs wait for their user's budget.
+    /// Limits the new runs of each user.
+    new_runs: HashMap<u32, RateLimit>,
+    /// Some runs wait because of that.
     has_waiting: bool,
     /// A run has no end.
     has_running: bool,
@@ -123,7 +103,7 @@ impl RunFollower {
             resume,
             published: HashMap::new(),
             first: None,
-            budgets: HashMap::new(),
+            new_runs: HashMap::new(),
             has_waiting: false,
             has_running: false,
             changed: vec![],
@@ -174,7 +154,7 @@ impl RunFollower {
             } else if is_running {
                 self.has_running = true;
                 self.state.add_running(run.container(&self.filter));
-                commands.extend(run.command.map(|command| (id, command.id())));
+                commands.extend(run.command.map(|command| (id, command)));
             } else {
                 ended_ids.insert(id);
             }
@@ -185,7 +165,7 @@ impl RunFollower {
         self.state.set_connection(if has_spool { ConnectionState::Up } else { ConnectionState::NoSocket });
     }
 
-    /// Publishes what is new of a run. False if it is new, and its user has used up what is taken of new ones.
+    /// Publishes what is new of a run. Returns false if it is new and waits, because its user has too many new ones.
     fn publish(&mut self, run: &SpooledRun, is_running: bool, now: Timestamp) -> bool {
         let id = run.container_id();
         let is_open = self.resume.open.remove(&id);
@@ -194,8 +174,9 @@ impl RunFollower {
         // later ones are new whatever their start is: the clock may have been set
         let is_after = !is_first || self.resume.since.is_some_and(|since| run.started > since);
         if is_new && (is_after && !is_open) {
-            let full = || NewRunBudget { runs: NEW_RUNS_AT_ONCE.max, renewed: now };
-            if !self.budgets.entry(run.uid).or_insert_with(full).take(now) {
+            let (per_second, burst) = (NEW_RUNS.max as u32, NEW_RUNS_AT_ONCE.max as u32);
+            let full = || RateLimit::new(now, per_second, burst);
+            if !self.new_runs.entry(run.uid).or_insert_with(full).take(now) {
                 return false;
             }
         }
@@ -259,8 +240,9 @@ fn unix_seconds(time: SystemTime) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::super::record::tests::spooled;
-    use super::super::record::{RecordedProcess, RunEnd, new_id};
+    use super::super::record::{RunEnd, new_id};
     use super::*;
+    use crate::host::process::ProcessId;
 
     fn follower(since: Option<f64>, open: &[&SpooledRun]) -> RunFollower {
         let open = open.iter().map(|run| run.container_id()).collect();
@@ -270,7 +252,7 @@ mod tests {
     }
 
     fn run(follower: &RunFollower, started: f64) -> SpooledRun {
-        let supervisor = RecordedProcess { pid: 1, start_ticks: 0 };
+        let supervisor = ProcessId::new(1, 0);
         let boot_id = follower.boot_id.clone();
         SpooledRun { supervisor, boot_id, is_alive: true, ..spooled(&new_id(7).unwrap(), "train", started) }
     }

@@ -25,46 +25,6 @@ const MAX_ENTRIES: usize = 32;
 /// Maximum length of a name.
 pub const MAX_NAME: usize = 64;
 
-/// A process of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RecordedProcess {
-    /// Its pid.
-    pub pid: u32,
-    /// Its start in clock ticks since boot.
-    pub start_ticks: u64,
-}
-
-impl RecordedProcess {
-    /// Returns its identity.
-    pub fn id(self) -> ProcessId {
-        ProcessId::new(self.pid, self.start_ticks)
-    }
-
-    /// Returns whether it runs: not as a zombie, which an init that does not reap would leave for ever.
-    pub fn runs(self, host_paths: &HostPaths) -> bool {
-        let stat = Dir::open(&host_paths.process(self.pid)).and_then(|dir| read_stat(&dir, &mut Vec::new()));
-        stat.is_ok_and(|stat| stat.start_ticks == self.start_ticks && !stat.has_ended())
-    }
-
-    /// Returns whether it runs, and is this user's or a child of `parent`: `sudo` makes a command root's.
-    fn runs_for(self, host_paths: &HostPaths, uid: u32, parent: Option<Self>) -> bool {
-        let path = host_paths.process(self.pid);
-        let is_own = || std::fs::metadata(&path).is_ok_and(|process| process.uid() == uid);
-        let is_child = |parent: Self| {
-            let stat = Dir::open(&path).and_then(|dir| read_stat(&dir, &mut Vec::new()));
-            stat.is_ok_and(|stat| stat.ppid == parent.pid)
-        };
-        self.runs(host_paths) && (is_own() || parent.is_some_and(is_child))
-    }
-
-    /// Reads the start of a process; `None` if it has ended.
-    pub fn read(host_paths: &HostPaths, pid: u32) -> Option<Self> {
-        let dir = Dir::open(&host_paths.process(pid)).ok()?;
-        let stat = read_stat(&dir, &mut Vec::new()).ok()?;
-        Some(Self { pid, start_ticks: stat.start_ticks })
-    }
-}
-
 /// A signal that `memledger run` received for its command.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReceivedSignal {
@@ -106,10 +66,10 @@ pub struct SpooledRun {
     #[serde(default)]
     pub limit_bytes: Option<u64>,
     /// `memledger run`.
-    pub supervisor: RecordedProcess,
+    pub supervisor: ProcessId,
     /// The command; `None` until it is started.
     #[serde(default)]
-    pub command: Option<RecordedProcess>,
+    pub command: Option<ProcessId>,
     /// The newest signals, oldest first.
     #[serde(default)]
     pub signals: Vec<ReceivedSignal>,
@@ -150,6 +110,17 @@ pub fn is_name(text: &str) -> bool {
         && text.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric())
 }
 
+/// Returns whether a process runs, and is this user's or a child of `parent`: `sudo` makes a command root's. A zombie does not run: an
+/// init that reaps none would leave it for ever.
+fn runs_for(process: ProcessId, host_paths: &HostPaths, uid: u32, parent: Option<ProcessId>) -> bool {
+    let path = host_paths.process(process.pid);
+    let stat = Dir::open(&path).and_then(|dir| read_stat(&dir, &mut Vec::new()));
+    let Ok(stat) = stat else { return false };
+    let is_own = || std::fs::metadata(&path).is_ok_and(|found| found.uid() == uid);
+    let is_child = parent.is_some_and(|parent| stat.ppid == parent.pid);
+    stat.start_ticks == process.start_ticks && !stat.has_ended() && (is_child || is_own())
+}
+
 impl SpooledRun {
     /// Returns its id as that of a container.
     pub fn container_id(&self) -> ContainerId {
@@ -171,17 +142,18 @@ impl SpooledRun {
             self.labels.pop_last();
         }
         self.uid = uid;
-        self.started = self.started.min(now);
+        self.started = self.started.clamp(0.0, now);
         self.signals.iter_mut().for_each(|received| received.at = received.at.clamp(self.started, now));
         if let Some(end) = &mut self.end {
             end.at = end.at.clamp(self.started, now);
+            end.exit_code = end.exit_code.clamp(0, 255);
         }
         // in another pid namespace a pid means another process, or none
         let sees_processes = host_paths.in_initial_pid_namespace();
         let supervisor =
-            Some(self.supervisor).filter(|it| !sees_processes || it.runs_for(host_paths, uid, None));
-        let runs = |command: &RecordedProcess| {
-            supervisor != Some(*command) && command.runs_for(host_paths, uid, supervisor)
+            Some(self.supervisor).filter(|it| !sees_processes || runs_for(*it, host_paths, uid, None));
+        let runs = |command: &ProcessId| {
+            supervisor != Some(*command) && runs_for(*command, host_paths, uid, supervisor)
         };
         let is_own = self.command.filter(runs);
         self.is_alive = !sees_processes || supervisor.is_some() || is_own.is_some();
@@ -280,7 +252,7 @@ pub(super) mod tests {
             labels: BTreeMap::new(),
             settings: vec![],
             limit_bytes: None,
-            supervisor: RecordedProcess { pid: 0, start_ticks: 0 },
+            supervisor: ProcessId::new(0, 0),
             command: None,
             signals: vec![],
             end: None,
@@ -304,13 +276,13 @@ pub(super) mod tests {
         if !host_paths.in_initial_pid_namespace() {
             return eprintln!("SKIPPED: not in the host's pid namespace");
         }
-        let own = RecordedProcess::read(&host_paths, std::process::id()).unwrap();
+        let own = ProcessId::read(&host_paths.proc, std::process::id()).unwrap();
         let run = SpooledRun { supervisor: own, ..spooled(&new_id(uid).unwrap(), "train", 1.0) };
         let is_running = |run: &SpooledRun, boot: &str| {
             run.clone().checked(uid, &host_paths, 9.0).unwrap().is_running(boot)
         };
         assert!(is_running(&run, "boot") && !is_running(&run, "another boot"));
-        let reused = RecordedProcess { start_ticks: own.start_ticks + 1, ..own };
+        let reused = ProcessId::new(own.pid, own.start_ticks + 1);
         let gone = SpooledRun { supervisor: reused, ..run.clone() };
         assert!(!is_running(&gone, "boot"));
         assert!(is_running(&SpooledRun { command: Some(own), ..gone }, "boot"));
@@ -321,19 +293,22 @@ pub(super) mod tests {
     #[test]
     fn forged_record_has_neither_labels_of_others_nor_their_processes_nor_a_future() {
         let (host_paths, uid) = (HostPaths::default(), geteuid().as_raw() + 1);
-        let own = RecordedProcess::read(&host_paths, std::process::id());
+        let own = ProcessId::read(&host_paths.proc, std::process::id()).ok();
         let forged = SpooledRun {
             command: own,
             settings: [("a=\"1\"} 1\nx{b", "v"), ("container_name", "v"), ("batch_size", "8\n")]
                 .map(|(name, value)| (name.into(), value.into()))
                 .into(),
             signals: vec![ReceivedSignal { signal: 15, at: 1e12 }; 100],
-            end: Some(RunEnd { at: 1e12, exit_code: 0, oom_kills: None }),
+            end: Some(RunEnd { at: 1e12, exit_code: i64::MAX, oom_kills: None }),
             ..spooled(&new_id(uid).unwrap(), "train", 1e12)
         };
         let read = forged.clone().checked(uid, &host_paths, 9.0).unwrap();
         assert_eq!((read.command, read.is_alive), (None, !host_paths.in_initial_pid_namespace()));
-        assert_eq!((read.started, read.end.unwrap().at, read.signals.len()), (9.0, 9.0, MAX_ENTRIES));
+        let end = read.end.unwrap();
+        assert_eq!((read.started, end.at, end.exit_code, read.signals.len()), (9.0, 9.0, 255, MAX_ENTRIES));
+        let early = SpooledRun { started: -1e300, ..forged.clone() };
+        assert_eq!(early.checked(uid, &host_paths, 9.0).unwrap().started, 0.0);
         assert_eq!(read.settings, [("batch_size".into(), bounded("8\n"))]);
         assert_eq!(forged.clone().checked(uid + 1, &host_paths, 9.0), None, "the id is of another user");
         for name in ["", "a\nb", "-x", &"x".repeat(65)] {
