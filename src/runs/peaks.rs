@@ -27,6 +27,8 @@ const START_SLACK: f64 = 2.0;
 struct RunPeaks {
     container: Arc<Container>,
     started: Option<f64>,
+    /// Start of the oldest process that a cycle saw in this run, in clock ticks since boot.
+    oldest_ticks: Option<u64>,
     /// Id of the run: differs between two runs of a container name, also over restarts of memledger.
     run: Arc<str>,
     group: Arc<str>,
@@ -96,6 +98,7 @@ impl RunPeaks {
         Self {
             container: Arc::clone(container),
             started: container.started,
+            oldest_ticks: None,
             run: run_id(&container.id, container.started),
             group: container.group(),
             settings: settings_text(container),
@@ -105,9 +108,13 @@ impl RunPeaks {
         }
     }
 
-    /// Returns true if this run had begun when a process with this start (Unix time) did, or if one of the two times is
-    /// unknown.
-    fn had_begun(&self, process_start: Option<f64>) -> bool {
+    /// Returns true if this run had begun when a process with this start (clock ticks since boot, and Unix time) did, or if
+    /// one of the times is unknown. A busy runtime reports the start of a container seconds after that of its first process,
+    /// and the host's clock may be set: what a cycle saw in the container decides first.
+    fn had_begun(&self, start_ticks: u64, process_start: Option<f64>) -> bool {
+        if self.oldest_ticks.is_some_and(|oldest| oldest <= start_ticks) {
+            return true;
+        }
         let begun = self.started.zip(process_start).map(|(run, process)| run <= process + START_SLACK);
         begun.unwrap_or(true)
     }
@@ -261,8 +268,9 @@ impl RunPeaksTable {
             let peaks = self.running.entry(container.id.clone()).or_insert_with(|| RunPeaks::new(container));
             peaks.record(container, cycle_data.memory.get(number).and_then(Option::as_ref));
             peaks.gpus.values_mut().for_each(|peak| peak.forget_old(context.now));
+            let oldest = processes.iter().map(|process| process.meta.start_ticks).min();
+            peaks.oldest_ticks = [peaks.oldest_ticks, oldest].into_iter().flatten().min();
             if peaks.started.is_none() {
-                let oldest = processes.iter().map(|process| process.meta.start_ticks).min();
                 peaks.set_start(oldest.and_then(|oldest| self.clock.start(context, oldest)));
             }
             if let Some(stored) = self.stored.remove(&container.id) {
@@ -299,10 +307,10 @@ impl RunPeaksTable {
         let start = self.clock.start(context, start_ticks);
         let ended = self.ended.iter().find(|ended| ended.peaks.container.id == *id);
         match (self.running.get(id), ended) {
-            (Some(peaks), _) if peaks.had_begun(start) => Some(RunSelector::Present),
+            (Some(peaks), _) if peaks.had_begun(start_ticks, start) => Some(RunSelector::Present),
             (_, Some(ended)) => {
                 let had_ended = start.is_some_and(|start| start > ended.at.unix_seconds());
-                (!had_ended && ended.peaks.had_begun(start)).then_some(RunSelector::Ended)
+                (!had_ended && ended.peaks.had_begun(start_ticks, start)).then_some(RunSelector::Ended)
             }
             // without a runtime, the run's start is that of its oldest process, which may have ended
             (Some(peaks), None) => peaks.container.started.is_none().then_some(RunSelector::Present),
@@ -388,6 +396,7 @@ impl RunPeaksTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collect::process::Processes;
     use crate::discover::{Identity, Inventory};
     use crate::host::HostPaths;
 
@@ -445,6 +454,30 @@ mod tests {
         assert_eq!(enter(2, &second, &[], &held(now, new, 2)), (Some(2), Some(7)));
         let of_nobody = held(now, start + 50.0, 11);
         assert_eq!(enter(3, &second, &[], &of_nobody), (Some(2), Some(7)), "older than both");
+    }
+
+    #[test]
+    fn gpu_usage_of_a_process_that_started_seconds_before_its_container_counts() {
+        let mut table = RunPeaksTable::new(Duration::from_secs(60));
+        let (host_paths, now) = (HostPaths::default(), Timestamp::now());
+        let boot = host_paths.boot_time().expect("btime") as f64;
+        let slow = container('a', "train", boot + 105.0);
+        let inventory = Arc::new(Inventory { containers: vec![slow], ..Inventory::default() });
+        let context = Context { now, host_paths: &host_paths, hierarchy: None, inventory: &inventory };
+        let first = Processes::of_one_container(&[100 * rustix::param::clock_ticks_per_second()]);
+        let mut peak = |processes: Processes, start: f64| {
+            let cycle_data = CycleData { processes, ..CycleData::default() };
+            table.record(&context, &[], &cycle_data, &held(now, start, 5));
+            let run = &table.running[&ContainerId::new(&"a".repeat(64))];
+            run.gpus.get("GPU-0").and_then(Peak::highest)
+        };
+        assert_eq!(
+            peak(Processes::default(), boot + 100.0),
+            None,
+            "no cycle saw it: perhaps of an earlier run"
+        );
+        assert_eq!(peak(first, boot + 90.0), None, "older than all that are seen");
+        assert_eq!(peak(Processes::default(), boot + 100.0), Some(5), "also after its end");
     }
 
     struct Day {

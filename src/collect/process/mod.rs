@@ -98,6 +98,26 @@ pub struct Processes {
 }
 
 impl Processes {
+    /// Returns the processes of a single container, with these starts.
+    #[cfg(test)]
+    pub fn of_one_container(start_ticks: &[u64]) -> Self {
+        let process = |start_ticks: &u64| Process {
+            pid: 4711,
+            memory: ResidentMemory::default(),
+            meta: Arc::new(ProcessMeta {
+                comm: "python3".into(),
+                ppid: 1,
+                start_ticks: *start_ticks,
+                command: Command::NONE,
+                settings: None,
+                command_hash: None,
+                zombie: false,
+            }),
+        };
+        let all: Vec<_> = start_ticks.iter().map(process).collect();
+        Self { of: std::iter::once(0..all.len()).collect(), complete: vec![true], readable: true, all }
+    }
+
     /// Returns the processes of one container.
     pub fn of(&self, container: usize) -> &[Process] {
         self.of.get(container).map_or(&[], |range| &self.all[range.clone()])
