@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::support::cgroups::{TestCgroup, is_v2, new_id};
 use crate::support::python::Python;
-use crate::support::{Memledger, Metrics};
+use crate::support::{Memledger, Metrics, in_v2_guest};
 
 const MIB: f64 = 1_048_576.0;
 
@@ -408,6 +408,11 @@ done()
 /// A process that maps the same 128 MiB 22 times: its resident memory is 2.8 GiB, so it would wait long for a walk.
 #[test]
 fn largest_process_has_the_share_that_others_leave() {
+    if in_v2_guest() {
+        // each run of adjacent pages of such a process is a mapping of a process of this host, which may have 65,530
+        eprintln!("SKIPPED: in the guest a process cannot map 2.8 GiB once its memory is fragmented");
+        return;
+    }
     let program = "
 import mmap
 memory = os.memfd_create('shared')
