@@ -280,6 +280,18 @@ catalog! {
         hidden "0 unless an older version runs on the ledger; the log names each row",
         "Rows of the ledger that could not be parsed when it was opened, as after a return to an older version; each is logged and skipped.";
 
+    REPORT_UP = Gauge Global "memledger_report_up" ["target"] max 2,
+        hidden "an alert has it; without --report.dir and --report.s3-url it is absent",
+        "1 if the newest report of a run was written to the target, 0 if writing fails; absent without a target and before the first report.",
+        "`target`: `directory` (--report.dir) or `s3` (--report.s3-url). Reports that cannot be written wait in the ledger.";
+    REPORTS_WAITING = Gauge Global "memledger_reports_waiting" ["target"] max 2, hidden "as `memledger_report_up`",
+        "Runs that have ended and whose reports are not yet at the target; absent without a target and while the ledger is not open.";
+    REPORTS_WRITTEN = Counter Global "memledger_reports_written_total" ["target"] max 2, hidden "as `memledger_report_up`",
+        "Reports of runs that were written to the target since memledger's start; absent without a target.";
+    REPORTS_LOST = Counter Global "memledger_reports_lost_total" ["target"] max 2, hidden "as `memledger_report_up`",
+        "Runs whose records were removed from the ledger before their reports were written, since memledger's start; absent without a target.",
+        "Removed by age or size (`--state.retention`, `--state.max-size`, 5,000 runs), or unreadable.";
+
     OTLP_UP = Gauge Global "memledger_otlp_up" ["signal"] max 3,
         hidden "where metrics are pushed, the receiver notices that they are missing; see docs/otlp.md",
         "1 if the endpoint accepted the newest OTLP export completely, 0 if not; absent without an endpoint and before the first export.",
@@ -613,7 +625,7 @@ pub const UNITS: [(&str, &str); 6] = [
 ];
 
 /// Units of counts, by the last word of the name without `_total`.
-pub const COUNT_UNITS: [(&str, &str); 35] = [
+pub const COUNT_UNITS: [(&str, &str); 37] = [
     ("ratio", "1"), // stays in the name: receivers add no suffix for a unit of 1
     ("kills", "{kill}"),
     ("unattributed", "{kill}"),
@@ -629,6 +641,8 @@ pub const COUNT_UNITS: [(&str, &str); 35] = [
     ("panics", "{panic}"),
     ("sent", "{item}"),
     ("lost", "{item}"),
+    ("waiting", "{report}"),
+    ("written", "{report}"),
     ("operations", "{operation}"),
     ("fds", "{file_descriptor}"),
     ("processes", "{process}"),

@@ -1,4 +1,4 @@
-//! Opens connections to an endpoint: TCP, through a proxy where the environment names one, with TLS by rustls if needed.
+//! Opens connections to servers that memledger sends to: TCP, through a proxy where the environment names one, with TLS by rustls if needed.
 //!
 //! A name may have several addresses, of which some do not answer: each gets its share of the timeout, and the other family is tried
 //! beside a slow one. Proxies are those of the standard variables, for endpoints with TLS, by CONNECT: what goes without TLS stays in the
@@ -14,7 +14,10 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use hyper::body::Body;
+use hyper::client::conn::http1;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
@@ -28,10 +31,10 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 
-use super::{FILE_PERMITS, run_blocking};
-use crate::config::otlp::OtlpTarget;
+use tokio::sync::Semaphore;
+
 use crate::config::pem::{certificates, private_key};
-use crate::stats::otlp_stats::OtlpSignal;
+use crate::text::error_chain;
 
 /// Share of the timeout of a request in which a connection has to be open.
 const CONNECT_SHARE: f64 = 0.75;
@@ -60,12 +63,12 @@ pub enum ConnectError {
         source: BoxError,
     },
     /// The TLS handshake failed.
-    #[error(
-        "TLS handshake with {authority} failed; check --otlp.certificate, --otlp.client-certificate, and that the endpoint uses TLS"
-    )]
+    #[error("TLS handshake with {authority} failed; check {settings}, and that the endpoint uses TLS")]
     Tls {
         /// Host and port.
         authority: String,
+        /// The settings of the certificates.
+        settings: &'static str,
         /// The cause.
         source: io::Error,
     },
@@ -81,8 +84,8 @@ pub enum ConnectError {
     #[error("invalid TLS settings")]
     Settings(#[from] rustls::Error),
     /// The host has no certificate authorities.
-    #[error("no certificate authorities found on this host; set --otlp.certificate")]
-    NoAuthorities,
+    #[error("no certificate authorities found on this host; set {0}")]
+    NoAuthorities(&'static str),
     /// The endpoint's host is not a valid server name.
     #[error("{0:?} is not a valid TLS server name")]
     Name(String),
@@ -97,17 +100,37 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 /// A connection as hyper needs it.
 pub type Connection = TokioIo<Box<dyn Stream>>;
 
-/// Opens connections to one endpoint.
+/// A server, and how to connect to it.
 #[derive(Clone, Debug)]
-pub struct Connector {
-    target: Arc<OtlpTarget>,
-    signal: OtlpSignal,
+pub struct RemoteServer {
+    /// Connect with TLS.
+    pub tls: bool,
+    /// The host name or address, without brackets.
+    pub host: String,
+    /// Host and port in the form of a URL.
+    pub authority: String,
+    /// Timeout of a request; most of it may be used to connect.
+    pub timeout: Duration,
+    /// PEM file of the trusted certificate authorities; `None`: those of the host.
+    pub certificate: Option<PathBuf>,
+    /// PEM files of memledger's own certificate and its key.
+    pub client: Option<(PathBuf, PathBuf)>,
+    /// HTTP/2 instead of HTTP/1.1.
+    pub http2: bool,
+    /// The settings of the certificates, for errors.
+    pub settings: &'static str,
+    /// The permit for reading the certificates: a file system that hangs blocks one thread and no more.
+    pub file_permit: &'static Semaphore,
 }
 
+/// Opens connections to one server.
+#[derive(Clone, Debug)]
+pub struct Connector(Arc<RemoteServer>);
+
 impl Connector {
-    /// Creates a connector for this endpoint.
-    pub fn new(target: &Arc<OtlpTarget>, signal: OtlpSignal) -> Self {
-        Self { target: Arc::clone(target), signal }
+    /// Creates a connector for this server.
+    pub fn new(server: RemoteServer) -> Self {
+        Self(Arc::new(server))
     }
 
     /// Opens a connection.
@@ -115,37 +138,52 @@ impl Connector {
     /// # Errors
     /// See [`ConnectError`].
     pub async fn connect(&self) -> Result<Connection, ConnectError> {
-        let endpoint = &self.target.endpoint;
-        let authority = || endpoint.authority();
-        let tls = if endpoint.tls { Some(self.tls_config().await?) } else { None };
+        let server = &self.0;
+        let tls = if server.tls { Some(self.tls_config().await?) } else { None };
         let stream = self.connect_tcp().await?;
         let Some(config) = tls else { return Ok(TokioIo::new(Box::new(stream))) };
-        let name = ServerName::try_from(endpoint.host.clone())
-            .map_err(|_| ConnectError::Name(endpoint.host.clone()))?;
-        let stream = TlsConnector::from(Arc::new(config))
-            .connect(name, stream)
-            .await
-            .map_err(|source| ConnectError::Tls { authority: authority(), source })?;
+        let name =
+            ServerName::try_from(server.host.clone()).map_err(|_| ConnectError::Name(server.host.clone()))?;
+        let failed = |source| ConnectError::Tls {
+            authority: server.authority.clone(),
+            settings: server.settings,
+            source,
+        };
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.map_err(failed)?;
         Ok(TokioIo::new(Box::new(stream)))
     }
-}
 
-impl Connector {
-    /// Connects to the endpoint, or to a proxy that connects to it.
+    /// Opens a connection for requests of HTTP/1.1. It ends with the returned sender.
+    ///
+    /// # Errors
+    /// A message for people.
+    pub async fn connect_http1<B>(&self) -> Result<http1::SendRequest<B>, String>
+    where
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<BoxError>,
+    {
+        let connection = self.connect().await.map_err(|error| error_chain(&error))?;
+        let (sender, driver) = http1::handshake(connection).await.map_err(|error| error_chain(&error))?;
+        tokio::spawn(driver);
+        Ok(sender)
+    }
+
+    /// Connects to the server, or to a proxy that connects to it.
     async fn connect_tcp(&self) -> Result<TcpStream, ConnectError> {
-        let endpoint = &self.target.endpoint;
-        let authority = endpoint.authority();
+        let server = &self.0;
+        let authority = server.authority.clone();
         let mut addresses = HttpConnector::new();
         addresses.enforce_http(false); // TLS is added here
         addresses.set_nodelay(true);
         // divided among the addresses of a name; some of the timeout is left for what comes after
-        addresses.set_connect_timeout(Some(self.target.timeout.mul_f64(CONNECT_SHARE)));
+        addresses.set_connect_timeout(Some(server.timeout.mul_f64(CONNECT_SHARE)));
         let uri = |scheme: &str| format!("{scheme}://{authority}").parse::<Uri>();
         let unreachable =
             |source: BoxError| ConnectError::Unreachable { authority: authority.clone(), source };
         let uri =
-            uri(if endpoint.tls { "https" } else { "http" }).map_err(|error| unreachable(error.into()))?;
-        let stream = match proxy(&uri, &endpoint.host).filter(|_| endpoint.tls) {
+            uri(if server.tls { "https" } else { "http" }).map_err(|error| unreachable(error.into()))?;
+        let stream = match proxy(&uri, &server.host).filter(|_| server.tls) {
             None => addresses.call(uri).await.map_err(|error| unreachable(error.into()))?,
             Some(proxy) => {
                 let (host, auth) =
@@ -170,8 +208,8 @@ impl Connector {
 
     /// Reads the certificates.
     async fn tls_config(&self) -> Result<ClientConfig, ConnectError> {
-        let target = Arc::clone(&self.target);
-        run_blocking(&FILE_PERMITS[self.signal as usize], move || tls_config(&target)).await
+        let server = Arc::clone(&self.0);
+        run_blocking(self.0.file_permit, move || tls_config(&server)).await
     }
 }
 
@@ -198,9 +236,9 @@ fn proxy(uri: &Uri, host: &str) -> Option<Intercept> {
     if is_local { None } else { Matcher::from_env().intercept(uri) }
 }
 
-fn tls_config(target: &OtlpTarget) -> Result<ClientConfig, ConnectError> {
+fn tls_config(server: &RemoteServer) -> Result<ClientConfig, ConnectError> {
     let mut roots = RootCertStore::empty();
-    match &target.certificate {
+    match &server.certificate {
         Some(path) => {
             for certificate in read_pem(path, certificates)? {
                 roots.add(certificate)?;
@@ -210,18 +248,34 @@ fn tls_config(target: &OtlpTarget) -> Result<ClientConfig, ConnectError> {
         None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
     }
     if roots.is_empty() {
-        return Err(ConnectError::NoAuthorities);
+        return Err(ConnectError::NoAuthorities(server.settings));
     }
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots);
-    let mut config = match &target.client {
+    let mut config = match &server.client {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => builder
             .with_client_auth_cert(read_pem(certificate, certificates)?, read_pem(key, private_key)?)?,
     };
-    config.alpn_protocols = vec![if target.grpc { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
+    config.alpn_protocols = vec![if server.http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
     Ok(config)
+}
+
+/// Runs work that can block outside of the executor, whose other tasks go on.
+pub async fn run_blocking<T: Send + 'static>(
+    permits: &'static Semaphore,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let permit = permits.acquire().await;
+    let work = move || {
+        let _permit = permit;
+        work()
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(value) => value,
+        Err(error) => std::panic::resume_unwind(error.into_panic()), // the runtime cancels none while this one waits
+    }
 }
 
 /// Reads a PEM file.

@@ -6,7 +6,7 @@
 //!             kernel files    Docker, Podman, CRI        NVML
 //!                  |                  |                    |
 //!                  v                  v                    v
-//!  foundations: clock  text  catalog  parse  series  stats  host  config
+//!  foundations: clock  text  catalog  parse  series  stats  host  config  connect
 //!                                |
 //!            discover   lists the containers and finds their cgroups
 //!                                |
@@ -42,6 +42,8 @@
 //!                                |
 //!            otlp       exports metrics and events to an OTLP endpoint, if one is set
 //!                                |
+//!            run_reports   writes the report of each ended run to a directory or to S3, if that is set
+//!                                |
 //!            cli        one file per verb
 //! ```
 //!
@@ -58,6 +60,7 @@ pub mod series;
 pub mod stats;
 pub mod host;
 pub mod config;
+pub mod connect;
 pub mod discover;
 pub mod reporter;
 pub mod container_logs;
@@ -75,4 +78,5 @@ pub mod sampler;
 pub mod export;
 pub mod http;
 pub mod otlp;
+pub mod run_reports;
 pub mod cli;

@@ -218,6 +218,7 @@ impl Sampler {
         if let Some(otlp_stats) = &self.otlp_stats {
             otlp_stats.write(series);
         }
+        self.ledger.shared_state().report_stats.write(series);
         self.driver_state.write(began, series);
         let now = Timestamp::now();
         series.global(CYCLE_DURATION, [], now.since(began).as_secs_f64());

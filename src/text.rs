@@ -15,6 +15,11 @@ pub fn first_chars(text: &str, max: usize) -> &str {
     text.char_indices().nth(max).map_or(text, |(end, _)| &text[..end])
 }
 
+/// Escapes text for HTML: names of containers are untrusted.
+pub fn escape_html(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
 /// Longest name that is compared, in bytes.
 const MAX_COMPARED: usize = 256;
 

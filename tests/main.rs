@@ -28,6 +28,7 @@ mod prometheus;
 mod recorded;
 mod roles;
 mod run_command;
+mod run_reports;
 mod runs;
 mod screens;
 mod serving;

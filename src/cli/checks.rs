@@ -11,6 +11,7 @@ mod ledger;
 mod otlp;
 mod pods;
 mod reporter;
+mod run_reports;
 mod runs;
 
 use std::fmt::Write;
@@ -137,6 +138,7 @@ pub async fn run_checks(
     checks.extend(ledger::run_checks(config, verbosity));
     if verbosity == Verbosity::Full {
         checks.extend(otlp::run_checks(config).await); // `serve` finds out by exporting
+        checks.extend(run_reports::run_checks(config).await); // and by writing
         checks.push(control_socket::run_check(config)); // and by creating it
     }
     checks.extend([reporter::run_check(config), runs::run_check(config), open_files(), web(config)]);

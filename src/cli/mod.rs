@@ -83,7 +83,7 @@ fn command(form: FlagForm) -> Command {
         .subcommand(flags(run::command(), CommandSettings::RUN))
         .subcommand(flags(events::command(), CommandSettings::HOST))
         .subcommand(flags(runs::list_command(), CommandSettings::LEDGER))
-        .subcommand(flags(runs::report_command(), CommandSettings::LEDGER))
+        .subcommand(flags(runs::report_command(), CommandSettings::REPORT))
         .subcommand(flags(runs::compare_command(), CommandSettings::LEDGER))
         .subcommand(flags(runs::advise_command(), CommandSettings::LEDGER))
         .subcommand(flags(serve, CommandSettings::SERVE))

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::bail;
 use clap::builder::PossibleValuesParser;
@@ -16,10 +17,13 @@ use crate::config::{Config, since};
 use crate::export::runs::{self, MAX_COMPARED};
 use crate::http::MAX_RUNS;
 use crate::ledger::store::RunQuery;
+use crate::run_reports;
 use crate::runs::RunRecord;
 use crate::runs::advice::lines as advice;
 use crate::runs::names::{check_unambiguous, nearest_names};
 
+/// Timeout of the check of a target.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(15);
 /// How a run is named on the command line.
 const RUN_HELP: &str =
     "A run, by its id from `memledger runs`; or a container or a group, whose newest run is meant.";
@@ -69,7 +73,10 @@ pub fn report_command() -> Command {
     let formats = ["text", "json", "csv", "memory_usage"];
     let command = Command::new("report")
         .about("Show all that is known about a run.")
-        .arg(Arg::new("run").value_name("RUN").required(true).help(RUN_HELP))
+        .arg(Arg::new("run").value_name("RUN").required_unless_present("check").help(RUN_HELP))
+        .arg(Arg::new("check").long("check").action(ArgAction::SetTrue).conflicts_with_all(["run", "format", "json"]).help(
+            "Write a small file to --report.dir and --report.s3-url, and remove it.",
+        ))
         .arg(
             Arg::new("format")
                 .long("format")
@@ -79,7 +86,11 @@ pub fn report_command() -> Command {
                 .help("text; json: all fields; csv: memory over time; memory_usage: the memory_usage.json of the Python client."),
         )
         .arg(json_flag("The same as --format=json.").conflicts_with("format"));
-    answers(command, "there is one", "there is none")
+    answers(
+        command,
+        "there is one; with --check, all of them were written",
+        "there is none; with --check, one failed",
+    )
 }
 
 /// Returns `advise` with its own flags.
@@ -167,6 +178,9 @@ pub fn compare(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode
 
 /// Prints a report.
 pub fn report(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    if matches.get_flag("check") {
+        return check_targets(config);
+    }
     let wanted = matches.get_one::<String>("run").map_or("", String::as_str);
     let run = Runs::open(config)?.select(wanted, 1)?.remove(0);
     let format = matches.get_one::<String>("format").map_or("text", String::as_str);
@@ -179,6 +193,22 @@ pub fn report(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode>
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a small file to each target of reports, and prints the results.
+fn check_targets(config: &Config) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let checks = runtime.block_on(run_reports::check(&config.report, CHECK_TIMEOUT));
+    runtime.shutdown_background(); // a DNS lookup may hang
+    if checks.is_empty() {
+        bail!("reports are not written anywhere; set --report.dir or --report.s3-url");
+    }
+    let line = |check: &run_reports::TargetCheck| match &check.result {
+        Ok(written) => format!("{}: {written}\n", check.place),
+        Err(reason) => format!("{}: failed: {reason}\n", check.place),
+    };
+    print(&checks.iter().map(line).collect::<String>())?;
+    Ok(if checks.iter().all(|check| check.result.is_ok()) { ExitCode::SUCCESS } else { ExitCode::from(NO) })
 }
 
 /// Prints advice.

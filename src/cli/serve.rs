@@ -23,8 +23,9 @@ use crate::host::capabilities;
 use crate::host::panics::{essential, log_panics};
 use crate::http::{AccessControl, SnapshotCache, router, stale_after};
 use crate::ledger::service::{LedgerService, ServiceHandle};
-use crate::otlp::OtlpExporter;
 use crate::otlp::traces::SpanQueue;
+use crate::otlp::{self, OtlpExporter};
+use crate::run_reports::{self, RunReports};
 use crate::sampler::Sampler;
 use crate::sampler::stalled::IndependentSources;
 use crate::text::error_chain;
@@ -132,7 +133,7 @@ async fn run_on_runtime(config: Config, spans: Option<SpanQueue>) -> anyhow::Res
     running.sampler.stop();
     driver_state.stop();
     servers.stop();
-    stop_consumers(running.exporter, running.ledger, servers.tasks, &driver_state).await;
+    stop_consumers(running.exporter, running.reports, running.ledger, servers.tasks, &driver_state).await;
     tracing::info!("stopped");
     Ok(ExitCode::SUCCESS)
 }
@@ -142,6 +143,7 @@ struct ServiceParts {
     sampler: SamplerThread,
     ledger: ServiceHandle,
     exporter: Option<OtlpExporter>,
+    reports: Option<RunReports>,
     /// Notified of the first snapshot.
     first_snapshot: Arc<Notify>,
 }
@@ -156,6 +158,7 @@ fn start(
     servers: &mut Servers,
 ) -> anyhow::Result<ServiceParts> {
     let (shared_state, event_reader) = (ledger_service.shared_state(), ledger_service.event_reader());
+    run_reports::enable(&config.report, &shared_state.report_stats);
     create_run_spool(config);
     let runtimes = start_runtimes(config, &ledger_service);
     let reporter = start_reporter(config, Arc::clone(&shared_state.waker));
@@ -170,6 +173,17 @@ fn start(
     }
     let exporter =
         start_exporter(config, snapshot_cache, Arc::clone(&shared_state), event_reader.clone(), spans)?;
+    let reports = match &event_reader {
+        Some(event_reader) => {
+            let host = otlp::resource_detection::host(&config.host_paths, None);
+            let name = if host.name.is_empty() { host.instance } else { host.name };
+            Some(
+                RunReports::start(&config.report, &name, event_reader, &shared_state)
+                    .context("the thread of the reports failed to start")?,
+            )
+        }
+        None => None,
+    };
     let otlp_stats = exporter.as_ref().map(OtlpExporter::stats);
     if let Some(otlp_stats) = &otlp_stats {
         sampler.show_otlp_stats(Arc::clone(otlp_stats));
@@ -184,7 +198,7 @@ fn start(
     let cache = Arc::clone(snapshot_cache);
     let all = router(config, cache, event_reader, release, reporter, servers.access_control());
     servers.complete(all, bind_control_socket(config));
-    Ok(ServiceParts { sampler, ledger, exporter, first_snapshot })
+    Ok(ServiceParts { sampler, ledger, exporter, reports, first_snapshot })
 }
 
 /// Opens the ledger, which may wait for a disk, or for the previous process to end; `None` if a signal came first. If it takes
@@ -227,15 +241,19 @@ async fn stop_request(
     }
 }
 
-/// Stops what consumes snapshots and events: the export before the ledger, which stores the acknowledged position.
+/// Stops what consumes snapshots and events: the export and the reports before the ledger, which stores the acknowledged positions.
 async fn stop_consumers(
     exporter: Option<OtlpExporter>,
+    reports: Option<RunReports>,
     ledger: ServiceHandle,
     mut servers: JoinSet<()>,
     driver_state: &DriverState,
 ) {
     if let Some(exporter) = exporter {
         let _ = tokio::task::spawn_blocking(move || exporter.stop()).await;
+    }
+    if let Some(reports) = reports {
+        let _ = tokio::task::spawn_blocking(move || reports.stop()).await;
     }
     let flushed = tokio::task::spawn_blocking(move || ledger.stop(LEDGER_FLUSH_TIMEOUT));
     let finished = async { while servers.join_next().await.is_some() {} };

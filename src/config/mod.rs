@@ -11,6 +11,7 @@ pub use filter::{GROUP_SETTING, RunSettings, label_settings, merged};
 pub mod invariants;
 pub mod otlp;
 pub mod pem;
+pub mod report;
 mod settings;
 pub mod since;
 mod sources;
@@ -27,6 +28,7 @@ use clap::ArgMatches;
 use declare::SettingGroup;
 pub use declare::{Setting, parse_duration};
 pub use otlp::OtlpSettings;
+pub use report::ReportSettings;
 pub use settings::{
     Config, CriSettings, Filter, GpuSettings, HttpLimits, KernelLogChoice, LocalSettings, LogSelection,
     OomSettings, ReporterSettings, RunCommandSettings, RuntimeEndpoint, StateSettings,

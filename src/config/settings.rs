@@ -16,9 +16,10 @@ use super::declare::{
     duration_or_zero, group, path, setting, settings, switch, text,
 };
 use super::otlp::OtlpSettings;
+use super::report::ReportSettings;
 use super::sources::Values;
 use super::value_parsers::{
-    PERCENT, address, label, percent, pod_key, regex, size, unix_socket, url_path, variable_name,
+    PERCENT, SIZE_TAKES, address, label, percent, pod_key, regex, size, unix_socket, url_path, variable_name,
 };
 use crate::catalog::COLLECTORS;
 use crate::host::HostPaths;
@@ -72,6 +73,8 @@ settings! {
         run: RunCommandSettings = group::<RunCommandSettings>();
         /// Settings of persistent state.
         state: StateSettings = group::<StateSettings>();
+        /// Where reports of ended runs are written.
+        report: ReportSettings = group::<ReportSettings>();
         /// Settings of the sources of the OOM ledger.
         oom: OomSettings = group::<OomSettings>();
         /// The OTLP export; `None`: off.
@@ -213,7 +216,7 @@ settings! {
         /// How long the ledger keeps events, 1h to 87840h; from a day after the boot on, before which the clock may be wrong. The counters keep counting them.
         retention: Duration = duration("state.retention", &["90d"], HOUR, 3660 * DAY);
         /// Maximum size of the ledger; beyond it the oldest events are removed. At least 1MiB.
-        max_size_bytes: u64 = setting("state.max-size", ("SIZE", "a size such as 512KiB, 64M or 1.5G"), &["64MiB"], |text| size(text, 1 << 20));
+        max_size_bytes: u64 = setting("state.max-size", ("SIZE", SIZE_TAKES), &["64MiB"], |text| size(text, 1 << 20));
         /// File to append each OOM kill and each exit to, as one line of JSON. It may be renamed at any time, as by logrotate.
         /// The service may write below /var/log/memledger and /var/lib/memledger, a container into a mounted directory.
         events_file: Option<PathBuf> = path("events.file", &[]);

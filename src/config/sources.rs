@@ -79,6 +79,9 @@ impl CommandSettings {
         hidden: &["cri.", "container.", "oom.", "path.", "log.", "run.", "gpu.", "collector."],
         ..Self::HOST
     };
+    /// Of `report`.
+    pub const REPORT: Self =
+        Self { shown: &["state.path", "local.socket"], hidden: &["report.", "path.", "log."] };
     /// Of `run`.
     pub const RUN: Self = Self {
         shown: &["run.spool", "reporter.directory"],

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use regex::Regex;
 
-const SIZE: &str = "a size such as 512KiB, 64M or 1.5G, in powers of 1024";
+/// What a size is.
+pub const SIZE_TAKES: &str = "a size such as 512KiB, 64M or 1.5G";
 
 /// Parses bytes with a binary unit, as Docker does: K, M, G or T, with or without B or iB.
 ///
@@ -20,7 +21,8 @@ pub fn size(text: &str, min: u64) -> Result<u64, String> {
     let power = ["", "k", "m", "g", "t"].iter().position(|known| *known == prefix);
     let bytes = power.and_then(|power| Some(number.parse::<f64>().ok()? * 1024_f64.powi(power as i32)));
     let fits = bytes.filter(|bytes| (min as f64..i64::MAX as f64).contains(bytes));
-    let wrong = || format!("{SIZE}, at least {}", crate::series::human_bytes(min as f64));
+    let wrong =
+        || format!("{SIZE_TAKES}, in powers of 1024, at least {}", crate::series::human_bytes(min as f64));
     fits.map(|bytes| bytes as u64).ok_or_else(wrong)
 }
 

@@ -36,6 +36,7 @@ use crate::events::{
     PriorUsage, UsageSample, Victim,
 };
 use crate::ledger::store::Query;
+use crate::runs::RunRecord;
 pub use answer::WhyDocument;
 pub use container_log::{add_cuda_error, add_logged_error};
 use live::CurrentUsage;
@@ -430,16 +431,53 @@ pub fn query_verdict<E>(
     Ok(explain(&events_of(container, &events)?, now))
 }
 
+/// Returns the verdict on one exit, whatever the container did later; `None` if it was no abnormal end, or if the exit is no longer in
+/// the ledger.
+///
+/// # Errors
+/// Errors of `events`.
+pub fn exit_verdict<E>(
+    exit_id: u64,
+    run: &RunRecord,
+    now: f64,
+    events: impl Fn(&Query) -> Result<Vec<LedgerEvent>, E>,
+) -> Result<Option<Verdict>, E> {
+    let at = run.ended.unwrap_or(f64::MAX);
+    let until = Some(at + EXIT_WINDOW);
+    let container = Some(run.subject.container_id.to_string());
+    let mut found =
+        with_possible_kills(&Query { container, until, ..Query::default() }, Some(exit_id), &events)?;
+    let is_it = |event: &&LedgerEvent| event.id() == exit_id && event.is_notable();
+    let Some(LedgerEvent::Exit(exit)) = found.iter().find(is_it).cloned() else { return Ok(None) };
+    let is_linked = |id: u64| exit.ended_by == Some(id) || exit.may_be.contains(&id);
+    let is_of_run =
+        |event: &LedgerEvent| event.subject().is_some_and(|subject| subject.started == exit.subject.started);
+    found.retain(|event| match event {
+        LedgerEvent::Exit(other) => other.id == exit_id || other.at < exit.at,
+        other => other.at() <= exit.at || is_linked(other.id()) || is_of_run(other),
+    });
+    Ok(explain(&found, now))
+}
+
 /// Returns the newest events of a container, and the kills without a container that may have ended it.
 fn events_of<E>(
     container: &str,
     events: &impl Fn(&Query) -> Result<Vec<LedgerEvent>, E>,
 ) -> Result<Vec<LedgerEvent>, E> {
-    let mut found = events(&Query { container: Some(container.to_owned()), ..Query::default() })?;
+    with_possible_kills(&Query { container: Some(container.to_owned()), ..Query::default() }, None, events)
+}
+
+/// Returns the selected events, and the kills without a container that may have ended it: by the exit with this id, else by the newest.
+fn with_possible_kills<E>(
+    query: &Query,
+    exit_id: Option<u64>,
+    events: &impl Fn(&Query) -> Result<Vec<LedgerEvent>, E>,
+) -> Result<Vec<LedgerEvent>, E> {
+    let mut found = events(query)?;
     // a GPU error does not end a container by itself; `memledger events` shows it
     found.retain(|event| !matches!(event, LedgerEvent::GpuError(_)));
     let may_be = found.iter().rev().find_map(|event| match event {
-        LedgerEvent::Exit(exit) => Some(exit.may_be.clone()),
+        LedgerEvent::Exit(exit) if exit_id.is_none_or(|id| id == exit.id) => Some(exit.may_be.clone()),
         _ => None,
     });
     let ids: Vec<u64> = may_be.unwrap_or_default();

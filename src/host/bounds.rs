@@ -127,6 +127,12 @@ byte_bounds! {
     /// The response of an OTLP endpoint.
     OTLP_RESPONSE: "one response of an OTLP endpoint", 64 << 10,
         "the rest is not read";
+    /// The response of a server of S3, or of the token service of AWS.
+    S3_RESPONSE: "one response of a server of S3", 64 << 10,
+        "its text is not read, its status is";
+    /// A file of credentials or settings of AWS, or a web identity token.
+    AWS_FILE: "file of credentials or settings of AWS", 256 << 10,
+        "the rest is not read";
     /// The head of an HTTP request.
     REQUEST_HEAD: "head of an HTTP request", 16 << 10,
         "the request is rejected with 431";

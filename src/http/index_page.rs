@@ -3,13 +3,10 @@
 use std::fmt::Write;
 
 use super::snapshot_cache::NoSnapshot;
+use crate::export::PAGE_STYLE;
 use crate::overview::Overview;
 use crate::overview::table::{CONTAINERS, Cells, GPUS, Kind, host_line};
-
-const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}\
-table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #d8dee4}\
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}small{color:#57606a}\
-@media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}a{color:#58a6ff}th,td{border-color:#30363d}small{color:#8b949e}}";
+use crate::text::escape_html;
 
 /// Rows of the table; the metrics have all containers.
 const MAX_ROWS: usize = 50;
@@ -23,7 +20,7 @@ pub fn page(telemetry_path: &str, overview: Result<Overview, NoSnapshot>) -> Str
     }
     format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>memledger</title>\
-         <meta name=\"viewport\" content=\"width=device-width\"><style>{STYLE}</style></head><body>\
+         <meta name=\"viewport\" content=\"width=device-width\"><style>{PAGE_STYLE}</style></head><body>\
          <h1>memledger</h1><p>Memory of containers on this GPU host. Version {}.</p>{body}\
          <ul><li><a href=\"{telemetry_path}\">Metrics</a></li>\
          <li><a href=\"/api/v1/containers\">Containers and their processes as JSON</a> \
@@ -49,7 +46,7 @@ fn containers(overview: &Overview, body: &mut String) {
     if !overview.gpus.is_empty() {
         table(&Cells::of(&GPUS, &overview.gpus, overview.at, 0), body);
     }
-    let _ = write!(body, "<p>{}</p>", escape(&host_line(&overview.host)));
+    let _ = write!(body, "<p>{}</p>", escape_html(&host_line(&overview.host)));
 }
 
 fn table(cells: &Cells, body: &mut String) {
@@ -61,13 +58,8 @@ fn table(cells: &Cells, body: &mut String) {
     for row in &cells.rows {
         body.push_str("</tr><tr>");
         for (cell, (_, kind)) in row.iter().zip(&cells.columns) {
-            let _ = write!(body, "<td{}>{}</td>", class(*kind), escape(cell));
+            let _ = write!(body, "<td{}>{}</td>", class(*kind), escape_html(cell));
         }
     }
     body.push_str("</tr></table>");
-}
-
-/// Escapes text for HTML: names of containers are untrusted.
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -18,6 +18,7 @@ use crate::ledger::sources::kernel_log::LogEntry;
 use crate::parse::kernel_log::{Line, Xid};
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage::ContainerUsage;
+use crate::stats::report_stats::ReportStats;
 
 /// How many cycles wait for the ledger at most: a write to a busy disk may take seconds, and a cycle much less.
 const MAX_WAITING_CYCLES: usize = 50;
@@ -164,6 +165,8 @@ pub struct SharedState {
     cursors: Mutex<Option<BTreeMap<String, u64>>>,
     /// The thread that follows the events and is woken for new ones.
     follower: Mutex<Option<Thread>>,
+    /// What the followers that write reports of runs count.
+    pub report_stats: ReportStats,
 }
 
 impl SharedState {

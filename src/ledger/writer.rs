@@ -20,6 +20,7 @@ use super::totals::Total;
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::StateSettings;
 use crate::events::{Kill, LedgerEvent};
+use crate::stats::report_stats::{ReportStats, ReportTarget};
 
 /// How long to wait for another memledger to exit while it is being replaced.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(10);
@@ -226,7 +227,7 @@ impl LedgerWriter {
         let has_changes = self.take_changes(now, reconciler);
         self.put_cursors(shared_state.take_acknowledged());
         self.commit(now, reconciler, shared_state);
-        self.apply_retention(now);
+        self.apply_retention(now, &shared_state.report_stats);
         self.log_events();
         has_changes
     }
@@ -359,7 +360,7 @@ impl LedgerWriter {
 
     /// Removes old events, and moves those from the future to now. Both only a day after the boot, and if both clocks agree on the time
     /// since the last removal: a wall clock that is wrong for a while must neither delete events nor change their times.
-    fn apply_retention(&mut self, now: Timestamp) {
+    fn apply_retention(&mut self, now: Timestamp, report_stats: &ReportStats) {
         let last = self.last_retention;
         let is_full = self.written_bytes > self.settings.max_size_bytes / RETENTION_SHARE;
         if last.is_some_and(|last| now.since(last) < RETENTION_INTERVAL) && !is_full {
@@ -376,7 +377,31 @@ impl LedgerWriter {
                 "moved events from the future to now: the clock was wrong when they were recorded"
             );
         }
-        match store.retain(now.unix_seconds(), keep, max_bytes) {
+        let unreported = |store: &Store| -> Vec<_> {
+            let of = |(target, cursor): (ReportTarget, String)| {
+                let after = self.cursors.get(&cursor).copied().unwrap_or(0);
+                Some((target, store.reader().count_runs_after(after).ok()?))
+            };
+            report_stats.cursors().into_iter().filter_map(of).collect()
+        };
+        let before = unreported(&store);
+        let retained = store.retain(now.unix_seconds(), keep, max_bytes);
+        let after = unreported(&store);
+        for (target, before) in before {
+            let Some((_, after)) = after.iter().find(|(other, _)| *other == target) else { continue };
+            let lost = before.saturating_sub(*after);
+            report_stats.count_lost(target, lost);
+            if lost > 0 {
+                let advice = "raise --state.retention or --state.max-size, or mend the target";
+                tracing::error!(
+                    target = target.label(),
+                    lost,
+                    advice,
+                    "removed runs from the ledger before their reports were written"
+                );
+            }
+        }
+        match retained {
             Ok(0) => {}
             Ok(removed) => tracing::info!(removed, "removed old events from the ledger"),
             Err(error) => {

@@ -14,10 +14,11 @@ use tonic::codegen::http::{HeaderMap, HeaderValue, Request, header};
 use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, Endpoint};
 
-use super::connect::Connector;
+use super::FILE_PERMITS;
 use super::response::{ExportResult, accepted, from_http, from_status, too_long};
 use crate::clock::Timestamp;
 use crate::config::otlp::OtlpTarget;
+use crate::connect::{Connector, RemoteServer};
 use crate::export::gzip;
 use crate::stats::otlp_stats::OtlpSignal;
 use crate::text::error_chain;
@@ -46,14 +47,11 @@ impl OtlpClient {
     /// # Errors
     /// A message for people.
     pub async fn open(target: &Arc<OtlpTarget>, signal: OtlpSignal) -> Result<Self, String> {
-        let connector = Connector::new(target, signal);
+        let connector = Connector::new(server(target, signal));
         let transport = if target.grpc {
             Transport::Grpc(Box::new(connect_grpc(target, connector).await?))
         } else {
-            let connection = connector.connect().await.map_err(|error| error_chain(&error))?;
-            let (sender, driver) = http1::handshake(connection).await.map_err(|error| error_chain(&error))?;
-            tokio::spawn(driver); // ends with the sender
-            Transport::Http(sender)
+            Transport::Http(connector.connect_http1().await?)
         };
         Ok(Self { target: Arc::clone(target), signal, transport })
     }
@@ -85,6 +83,21 @@ impl OtlpClient {
             }
             Transport::Http(sender) => send_http(sender, &self.target, body).await,
         }
+    }
+}
+
+fn server(target: &OtlpTarget, signal: OtlpSignal) -> RemoteServer {
+    let endpoint = &target.endpoint;
+    RemoteServer {
+        tls: endpoint.tls,
+        host: endpoint.host.clone(),
+        authority: endpoint.authority(),
+        timeout: target.timeout,
+        certificate: target.certificate.clone(),
+        client: target.client.clone(),
+        http2: target.grpc,
+        settings: "--otlp.certificate and --otlp.client-certificate",
+        file_permit: &FILE_PERMITS[signal as usize],
     }
 }
 

@@ -9,7 +9,6 @@
 
 mod response;
 mod client;
-mod connect;
 mod encoding;
 #[cfg(any(test, fuzzing))]
 pub mod event_invariants;
@@ -182,22 +181,6 @@ async fn guarded(signal: OtlpSignal, stop: &Stop, delay: Duration, run: impl Asy
 static LEDGER_PERMIT: Semaphore = Semaphore::const_new(1);
 static FILE_PERMITS: [Semaphore; OtlpSignal::ALL.len()] =
     [const { Semaphore::const_new(1) }; OtlpSignal::ALL.len()];
-
-/// Runs work that can block outside of the executor, which metrics and events share.
-async fn run_blocking<T: Send + 'static>(
-    permits: &'static Semaphore,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> T {
-    let permit = permits.acquire().await;
-    let work = move || {
-        let _permit = permit;
-        work()
-    };
-    match tokio::task::spawn_blocking(work).await {
-        Ok(value) => value,
-        Err(error) => std::panic::resume_unwind(error.into_panic()), // the runtime cancels none while this one waits
-    }
-}
 
 /// Sends an empty request to an endpoint.
 ///

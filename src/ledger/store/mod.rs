@@ -32,7 +32,7 @@ use crate::events::LedgerEvent;
 pub use error::StoreError;
 use lock::Lock;
 pub use reader::{EventReader, SettledEvents, StoreReader};
-pub use runs::{RunCursor, RunQuery};
+pub use runs::{RunCursor, RunQuery, SettledRun};
 use schema::FileKind;
 pub use select::{Cursor, MAX_BYTES, MAX_EVENTS, Page};
 #[cfg(test)]

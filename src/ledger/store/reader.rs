@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, params};
 
-use super::runs::{self, RunCursor, RunQuery};
+use super::runs::{self, RunCursor, RunQuery, SettledRun};
 use super::select::{self, Cursor, Page};
 use super::{FILE, LedgerState, Query, Store, StoreError, limit, schema, signed, unsigned};
 use crate::events::{ContainerRef, LedgerEvent};
@@ -149,6 +149,22 @@ impl StoreReader {
         self.check(runs::page(&self.connection, query, at))
     }
 
+    /// Returns the next record of a run after that of an exit, once it no longer changes; `None` if there is none yet.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn next_settled_run(&self, after: u64) -> Result<Option<SettledRun>, StoreError> {
+        self.check(runs::next_settled(&self.connection, after))
+    }
+
+    /// Returns the number of records of runs after that of an exit.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn count_runs_after(&self, id: u64) -> Result<u64, StoreError> {
+        self.check(runs::count_after(&self.connection, id))
+    }
+
     /// Returns the number of runs that ended and have a record.
     ///
     /// # Errors
@@ -251,11 +267,14 @@ fn last_records(connection: &Connection) -> rusqlite::Result<BTreeMap<String, u6
     statement.query_map([], |row| Ok((row.get(0)?, unsigned(row.get(1)?))))?.collect()
 }
 
+/// The id of the first event after ?1 that may still change.
+pub(super) const FIRST_UNSETTLED: &str =
+    "coalesce((SELECT min(id) FROM events WHERE settled = 0 AND id > ?1), 9223372036854775807)";
+
 fn settled_after(connection: &Connection, id: u64, max: usize) -> rusqlite::Result<SettledEvents> {
-    let sql = "SELECT id, body FROM events WHERE id > ?1 AND id < \
-               coalesce((SELECT min(id) FROM events WHERE settled = 0 AND id > ?1), 9223372036854775807) \
-               ORDER BY id LIMIT ?2";
-    Ok(parse(raw(connection, sql, params![signed(id), limit(max)])?))
+    let sql =
+        format!("SELECT id, body FROM events WHERE id > ?1 AND id < {FIRST_UNSETTLED} ORDER BY id LIMIT ?2");
+    Ok(parse(raw(connection, &sql, params![signed(id), limit(max)])?))
 }
 
 /// Returns the rows of a query with the columns id and body.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, ToSql, Transaction, params};
 
-use super::{limit, signed, to_json};
+use super::reader::FIRST_UNSETTLED;
+use super::{limit, signed, to_json, unsigned};
 use crate::discover::ContainerId;
 use crate::ledger::container_state::ContainerState;
 use crate::runs::RunRecord;
@@ -140,6 +141,46 @@ fn read(connection: &Connection, place: &RunPlace) -> rusqlite::Result<Option<Ru
     })
 }
 
+/// The record of a run whose exit is settled.
+#[derive(Clone, Debug)]
+pub struct SettledRun {
+    /// Id of the exit.
+    pub id: u64,
+    /// `None` if it cannot be parsed.
+    pub record: Option<RunRecord>,
+    /// How many runs that ended before it have its id: runs of a container that started within one second.
+    pub same_ids: u64,
+    /// There is an earlier record of the same run: its container was missing for a while and was taken for ended.
+    pub replaces: bool,
+}
+
+/// Returns the next record after that of an exit, once it no longer changes; `None` if there is none yet.
+pub fn next_settled(connection: &Connection, after: u64) -> rusqlite::Result<Option<SettledRun>> {
+    let sql = format!(
+        "SELECT id, run, body FROM runs WHERE id > ?1 AND id < {FIRST_UNSETTLED} ORDER BY id LIMIT 1"
+    );
+    let columns = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+    let found: Option<(i64, String, String)> =
+        connection.prepare(&sql)?.query_row([signed(after)], columns).optional()?;
+    let Some((id, run, body)) = found else { return Ok(None) };
+    let record: Option<RunRecord> = serde_json::from_str(&body).ok();
+    // by their starts; each without one is a run of its own
+    let sql = "SELECT count(DISTINCT start) FILTER (WHERE start <> ?3), count(*) FILTER (WHERE start = ?3) FROM \
+               (SELECT coalesce(CASE WHEN json_valid(body) THEN json_extract(body, '$.started') END, -id) AS start \
+               FROM runs WHERE run = ?1 AND id < ?2)";
+    let started = record.as_ref().and_then(|record| record.subject.started).unwrap_or(-(id as f64));
+    let counts = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    let (same_ids, replaced): (i64, i64) =
+        connection.prepare(sql)?.query_row(params![run, id, started], counts)?;
+    Ok(Some(SettledRun { id: unsigned(id), record, same_ids: unsigned(same_ids), replaces: replaced > 0 }))
+}
+
+/// Returns the number of records after that of an exit.
+pub fn count_after(connection: &Connection, id: u64) -> rusqlite::Result<u64> {
+    let sql = "SELECT count(*) FROM runs WHERE id > ?1";
+    connection.query_row(sql, [signed(id)], |row| row.get(0)).map(unsigned)
+}
+
 /// The runs that a name selects, so far, the newest first, and what is kept of each.
 struct RunSelection<'a, T> {
     name: Option<&'a str>,
@@ -264,6 +305,27 @@ mod tests {
         });
         store.commit(&WriteBatch { runs: records.collect(), ..WriteBatch::default() }).unwrap();
         store
+    }
+
+    #[test]
+    fn next_settled_run_has_the_number_of_runs_with_its_id() {
+        let mut store = store(&[(10.0, "a"), (11.0, "a"), (12.0, "a"), (13.0, "a"), (14.0, "b")]);
+        let mut all = all_runs(&store);
+        for (run, started) in all.values_mut().zip([Some(5.1), Some(5.6), Some(5.6), None, Some(6.0)]) {
+            (run.subject.started, run.run) = (started, Arc::clone(&run.subject.identity.name));
+        }
+        store.commit(&WriteBatch { runs: all, ..WriteBatch::default() }).unwrap();
+        let next = |after| store.reader().next_settled_run(after).unwrap();
+        let found = |after| next(after).map(|run| (run.id, run.same_ids, run.replaces));
+        let all = [0, 1, 2, 3, 4].map(found);
+        assert_eq!(all[..2], [Some((1, 0, false)), Some((2, 1, false))]);
+        assert_eq!(all[2..], [Some((3, 1, true)), Some((4, 2, false)), Some((5, 0, false))]);
+        assert_eq!((found(5), store.reader().count_runs_after(3).unwrap()), (None, 2));
+        let execute = |sql| store.reader().connection().execute(sql, []).unwrap();
+        execute("UPDATE runs SET body = 'nonsense' WHERE id = 3");
+        assert_eq!((next(2).unwrap().record, found(3)), (None, Some((4, 3, false))));
+        execute("INSERT INTO events (id, at, settled, notable, body) VALUES (5, 14.0, 0, 0, '{}')");
+        assert_eq!((found(4), found(3)), (None, Some((4, 3, false))), "its reason may still change");
     }
 
     #[test]

@@ -3,6 +3,7 @@ use std::path::Path;
 use super::*;
 use crate::events::{Exit, ExitReason, KillOwner};
 use crate::ledger::store::{FILE, Query};
+use crate::runs::RunRecord;
 
 fn kill(id: u64) -> LedgerEvent {
     LedgerEvent::OomKill(Kill { id, at: id as f64, owner: KillOwner::Unattributed, ..Kill::unknown() })
@@ -172,4 +173,36 @@ fn waiting_events_have_a_maximum_size_and_the_oldest_are_dropped() {
     let (kept, removed): (Vec<_>, Vec<_>) = batch.events.iter().partition(|(_, event)| event.is_some());
     assert!((20..50).contains(&kept.len()) && *kept[kept.len() - 1].0 == 100, "{}", kept.len());
     assert_eq!(removed.len(), 10, "those in the store are removed there");
+}
+
+#[test]
+fn runs_that_are_removed_before_their_reports_are_counted() {
+    let now = Timestamp::hours_after_boot(30);
+    let folder = ledger_with_backlog();
+    let mut store = Store::open(folder.path(), Duration::ZERO).unwrap().store;
+    let run = |ended: f64| RunRecord { ended: Some(ended), ..RunRecord::default() };
+    let (recent, old) = (now.unix_seconds(), now.unix_seconds() - 86_400.0);
+    let runs = (1..=4).zip([old, old, old, recent]).map(|(id, ended)| (id, run(ended)));
+    let mut batch = WriteBatch { runs: runs.collect(), ..WriteBatch::default() };
+    batch.put(StateKind::FollowerCursor, "report x", &1);
+    store.commit(&batch).unwrap();
+    drop(store);
+    let settings = StateSettings { retention: Duration::from_secs(3600), ..settings(folder.path()) };
+    let (mut writer, state) = LedgerWriter::open(&settings, now).unwrap();
+    let mut reconciler = reconciler(&state, now);
+    let shared_state = SharedState::default();
+    shared_state.report_stats.enable(ReportTarget::S3, "report x");
+    shared_state.report_stats.enable(ReportTarget::Directory, "report new");
+    for minutes in 0..30 {
+        writer.write(now.plus(Duration::from_secs(60 * minutes)), &mut reconciler, &shared_state);
+    }
+    let lost = |target| {
+        let mut series = crate::series::Series::default();
+        shared_state.report_stats.write(&mut series);
+        let family = crate::catalog::REPORTS_LOST.id;
+        let rows: Vec<_> =
+            series.rows().iter().filter(|row| row.family == family).map(|row| row.value).collect();
+        rows[target as usize]
+    };
+    assert_eq!((lost(ReportTarget::S3), lost(ReportTarget::Directory)), (2.0, 3.0));
 }
