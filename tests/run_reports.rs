@@ -40,7 +40,8 @@ impl Host {
     fn serve(&self, more: &[&str]) -> Memledger {
         let state = format!("--state.path={}", self.path("state").display());
         let spool = self.spool();
-        let mut flags = vec!["--docker.socket=", "--podman.socket=", &spool, &state];
+        let own = format!("--container.include=^mlt-{}-", std::process::id()); // not the cgroups of other tests
+        let mut flags = vec!["--docker.socket=", "--podman.socket=", &spool, &state, &own];
         flags.extend(self.flags.iter().map(String::as_str).chain(more.iter().copied()));
         let mut wrapper = vec!["/usr/bin/env", "-u", "AWS_PROFILE"];
         wrapper.extend(self.variables.iter().map(String::as_str));

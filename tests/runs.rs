@@ -22,13 +22,14 @@ def take(mib):
 def wait(what):
     while not os.path.exists('/control/' + os.environ['NAME'] + '-' + what):
         time.sleep(0.02)
+print('ready', flush=True)
+wait('start')
 for _ in range(int(os.environ['NUM_WORKERS'])):
     if os.fork() == 0:
         ctypes.CDLL(None).prctl(15, ctypes.c_char_p(b'pt_data_worker'), 0, 0, 0)
         kept = take(20)
         wait('end')
         os._exit(0)
-print('ready', flush=True)
 kept = take(40)
 wait('seen')
 kept = kept, take(int(os.environ['BATCH_SIZE']))
@@ -47,7 +48,15 @@ struct Training {
 
 /// Starts a training of the scene. It takes the memory of its batch when the ledger has its settings.
 fn train(scene: &Scene, what: &str, batch: &str, workers: &str) -> Training {
+    scene.release(&format!("{what}-start"));
     let container = start(scene, what, batch, workers);
+    await_record(scene, &container, batch);
+    scene.release(&format!("{what}-seen"));
+    Training { container, recorded: Timestamp::now() }
+}
+
+/// Waits until the ledger has the settings of a run in progress.
+fn await_record(scene: &Scene, container: &Container, batch: &str) {
     eventually("the record of the run in progress", || {
         let (code, lines, err) = run(&["runs", &container.name, "--json", &scene.state(), "--local.socket="]);
         if code == Some(0) && json(lines.trim_end())["settings"]["batch_size"] == *batch {
@@ -56,8 +65,6 @@ fn train(scene: &Scene, what: &str, batch: &str, workers: &str) -> Training {
             Err(lines + &err)
         }
     });
-    scene.release(&format!("{what}-seen"));
-    Training { container, recorded: Timestamp::now() }
 }
 
 /// Starts the container of a training.
@@ -233,6 +240,8 @@ fn advised_number_of_workers_stays_under_the_limit_that_killed_more() {
     finish(&scene, &ledger, &container, "few", 8.0, 2.0);
     // these fill it before the batch is taken
     let many = start(&scene, "many", "8", "14");
+    await_record(&scene, &many, "8"); // killed before a cycle saw it, the run would have no settings
+    scene.release("many-start");
     ledger.eventually("a worker is killed", |metrics| {
         let kills = metrics.sum("memledger_container_oom_kills_total", &[("container_name", &many.name)]);
         if kills > 0.0 { Ok(()) } else { Err("no kill".to_owned()) }
