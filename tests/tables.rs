@@ -1,5 +1,6 @@
 //! The generated documents match the tables.
 
+mod alerts;
 mod reference_docs;
 
 use memledger::catalog::FamilyId;
@@ -10,6 +11,11 @@ use crate::support::golden;
 #[test]
 fn metrics_md_matches_the_catalog() {
     golden("docs/metrics.md", &reference_docs::metrics());
+}
+
+#[test]
+fn alerts_md_matches_the_rules_and_runbooks() {
+    golden("docs/alerts.md", &alerts::alerts());
 }
 
 #[test]

@@ -1,12 +1,11 @@
 //! Reports in a directory: a folder for each run, which appears complete.
 
-use std::cmp::Reverse;
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
@@ -23,8 +22,8 @@ pub struct ReportDirectory {
     path: PathBuf,
     max_runs: usize,
     max_bytes: u64,
-    /// What a crash left was removed.
-    is_clean: bool,
+    /// Those in it, the oldest first; `None` before the first report.
+    folders: Option<VecDeque<ReportFolder>>,
     /// Removing the oldest fails, and that was logged.
     is_overfull: bool,
 }
@@ -32,7 +31,7 @@ pub struct ReportDirectory {
 impl ReportDirectory {
     /// Creates a target for this directory. Beyond these limits the oldest folders are removed.
     pub fn new(path: PathBuf, max_runs: usize, max_bytes: u64) -> Self {
-        Self { path, max_runs, max_bytes, is_clean: false, is_overfull: false }
+        Self { path, max_runs, max_bytes, folders: None, is_overfull: false }
     }
 
     /// Returns the directory.
@@ -46,7 +45,8 @@ impl ReportDirectory {
     /// A message for people.
     pub fn write(&mut self, folder: &str, files: &[ReportFile]) -> Result<(), String> {
         self.try_write(folder, files).map_err(|error| self.message(&error))?;
-        match self.remove_oldest(folder) {
+        let bytes = files.iter().map(|file| file.content.len() as u64).sum();
+        match self.remove_oldest(ReportFolder { path: self.path.join(folder), bytes }) {
             Ok(()) => self.is_overfull = false,
             Err(error) if !std::mem::replace(&mut self.is_overfull, true) => {
                 let path = self.path.display();
@@ -92,9 +92,9 @@ impl ReportDirectory {
     fn try_write(&mut self, folder: &str, files: &[ReportFile]) -> io::Result<()> {
         self.create()?;
         let (incomplete, complete) = (self.incomplete(folder), self.path.join(folder));
-        if !self.is_clean {
+        if self.folders.is_none() {
             self.remove_incomplete()?;
-            self.is_clean = true;
+            self.folders = Some(self.read_folders()?);
         }
         remove(&incomplete)?;
         create_folder(&incomplete)?;
@@ -125,23 +125,24 @@ impl ReportDirectory {
         Ok(())
     }
 
-    /// Removes the oldest folders beyond the limits, but not `newest`.
-    fn remove_oldest(&self, newest: &str) -> io::Result<()> {
-        let mut folders = self.folders()?;
-        folders.sort_by_key(|folder| Reverse(folder.written));
-        let (mut bytes, mut result) = (0, Ok(()));
-        for (number, folder) in folders.iter().enumerate() {
-            bytes += folder.bytes;
-            let is_over = number >= self.max_runs || bytes > self.max_bytes;
-            if is_over && folder.path != self.path.join(newest) {
-                let removed = remove(&folder.path);
-                result = result.and(removed); // one that cannot be removed keeps none of the others
-            }
+    /// Removes the oldest folders beyond the limits, but not the newest.
+    fn remove_oldest(&mut self, newest: ReportFolder) -> io::Result<()> {
+        let folders = self.folders.get_or_insert_default();
+        folders.retain(|folder| folder.path != newest.path);
+        folders.push_back(newest);
+        let mut bytes: u64 = folders.iter().map(|folder| folder.bytes).sum();
+        let mut result = Ok(());
+        while folders.len() > 1 && (folders.len() > self.max_runs || bytes > self.max_bytes) {
+            let Some(oldest) = folders.pop_front() else { break };
+            bytes -= oldest.bytes;
+            let removed = remove(&oldest.path);
+            result = result.and(removed); // one that cannot be removed keeps none of the others
         }
         result
     }
 
-    fn folders(&self) -> io::Result<Vec<ReportFolder>> {
+    /// Returns the folders of runs in the directory, the oldest first.
+    fn read_folders(&self) -> io::Result<VecDeque<ReportFolder>> {
         let mut folders = Vec::new();
         for entry in fs::read_dir(&self.path)? {
             let path = entry?.path();
@@ -151,10 +152,10 @@ impl ReportDirectory {
             let Ok(marker) = fs::symlink_metadata(path.join(MARKER)) else { continue };
             let files = fs::read_dir(&path).into_iter().flatten();
             let bytes = files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len())).sum();
-            let written = marker.modified()?;
-            folders.push(ReportFolder { path, written, bytes });
+            folders.push((marker.modified()?, ReportFolder { path, bytes }));
         }
-        Ok(folders)
+        folders.sort_by_key(|(written, _)| *written);
+        Ok(folders.into_iter().map(|(_, folder)| folder).collect())
     }
 }
 
@@ -162,7 +163,6 @@ impl ReportDirectory {
 #[derive(Debug)]
 struct ReportFolder {
     path: PathBuf,
-    written: SystemTime,
     bytes: u64,
 }
 
@@ -229,7 +229,7 @@ mod tests {
         fs::write(path.join("not-ours").join(MARKER), "").unwrap();
         let write = |mut reports: ReportDirectory, name: &str, age: u64| {
             reports.write(name, &[file(MARKER, &"x".repeat(1000))]).unwrap();
-            let when = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000 - age);
+            let when = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000 - age);
             File::open(path.join(name).join(MARKER)).unwrap().set_modified(when).unwrap();
         };
         for (name, age) in [("c.0123456789ab", 30), ("a.0123456789ab", 20), ("b.0123456789ab", 10)] {
