@@ -38,20 +38,15 @@ fn addressee(group: &str, alert: &str) -> &'static str {
     }
 }
 
-/// Returns the first sentence of a runbook on silencing the alert.
+/// Returns the first paragraph of a runbook on silencing the alert.
 fn silence(alert: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/runbooks/{alert}.md"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let (_, section) =
         text.split_once("## Silence\n\n").unwrap_or_else(|| panic!("{alert} has no part Silence"));
+    // all of it: what is said of one severity is wrong for the other
     let paragraph = section.split("\n\n").next().unwrap_or_default().replace('\n', " ");
-    paragraph
-        .split_inclusive(". ")
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .trim_end_matches('.')
-        .replace('|', "\\|")
+    paragraph.trim().trim_end_matches('.').replace('|', "\\|")
 }
 
 /// Returns the text of `docs/alerts.md`.
