@@ -83,6 +83,10 @@ bench: ## measure cost, also of GPUs, pods, OTLP and many requests, and how fast
 	$(CARGO) bench --locked --bench runs
 	$(CARGO) bench --locked --bench peers
 
+bench-fleet: ## measure the dashboards at 200 hosts with 50 containers each, in a real Prometheus, and write the table of docs/fleet.md (some minutes)
+	@$(SETUP) prometheus python env
+	@set -a && . "$$($(SETUP) cache)/env" && "$$MEMLEDGER_TEST_PYTHON" -B tests/dashboards/fleet.py $(ARGS)
+
 fuzz: ## give each parser of outside bytes SECONDS (60) of fuzzing; needs a nightly toolchain (ARGS="TARGET...")
 	@fuzz/run.sh $(or $(SECONDS),60) $(ARGS)
 
@@ -110,4 +114,4 @@ test-packages: dist ## install wheel, deb, tarball, image and Compose files for 
 cargo:
 	@bash -c '. tests/setup/lib.sh; need_cargo'
 
-.PHONY: wheel image test-all test-packages soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench
+.PHONY: wheel image test-all test-packages soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench bench-fleet

@@ -60,6 +60,7 @@ fn container(number: usize) -> Arc<Container> {
         image: "piper:1".into(),
         compose_project: "".into(),
         compose_service: "".into(),
+        owners: vec![],
         settings: vec![],
         started: Some(1.0),
         cgroup: None,

@@ -108,7 +108,11 @@ fn shows_pods_without_their_pause_processes() {
     let id = containerd.run(&pod, &main);
     let sidecar =
         containerd.run(&pod, &ContainerSpec { name: "log", command: SLEEP, ..ContainerSpec::default() });
-    let flags = ["--cri.pod-labels=app.kubernetes.io/name,absent", "--cri.pod-annotations=team/owner"];
+    let flags = [
+        "--cri.pod-labels=app.kubernetes.io/name,absent",
+        "--cri.pod-annotations=team/owner",
+        "--container.owner-labels=absent,app.kubernetes.io/name",
+    ];
     let memledger = start_memledger(&containerd, &team, &flags);
     let me = of(&team, "train-0", "main");
     let metrics = eventually_is_complete(&memledger, &me, &id, "batch_size");
@@ -123,6 +127,8 @@ fn shows_pods_without_their_pause_processes() {
     let found = labels(&metrics, POD_INFO, &me).unwrap();
     let found: std::collections::BTreeMap<_, _> = found.iter().map(|(k, v)| (&**k, &**v)).collect();
     assert_eq!(found, wanted, "all of its labels");
+    let owner = &labels(&metrics, "memledger_container_owner_info", &me).unwrap()["owner"];
+    assert_eq!(owner, "train", "the first one of the pod's labels that is set");
     let run = labels(&metrics, RUN_INFO, &me).unwrap();
     assert_eq!((&*run["batch_size"], &*run["optimizer"]), ("32", "adamw"));
     assert_eq!(run["settings"], "batch_size=32 optimizer=adamw");

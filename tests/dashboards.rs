@@ -47,7 +47,10 @@ fn promtool_accepts_the_rules_and_the_configuration() {
     let Some(promtool) = provided("MEMLEDGER_TEST_PROMTOOL") else { return };
     let rules = files("deploy/prometheus/rules", ".yml");
     run_tool(&promtool, &[vec!["check".to_owned(), "rules".to_owned()], rules].concat());
-    run_tool(&promtool, &["check", "config", &in_repository("deploy/prometheus/prometheus.yml")]);
+    for config in ["deploy/prometheus/prometheus.yml", "deploy/fleet/prometheus.yml"] {
+        run_tool(&promtool, &["check", "config", &in_repository(config)]);
+    }
+    run_tool(&promtool, &["check", "config", "--agent", &in_repository("deploy/fleet/agent.yml")]);
 }
 
 #[test]
@@ -85,6 +88,14 @@ fn each_mutation_of_them_is_detected() {
 }
 
 #[test]
+fn simulated_days_send_the_expected_notifications() {
+    if provided("MEMLEDGER_TEST_PROMTOOL").is_some() {
+        script("days.py", &[]);
+        script("days.py", &["--mutations"]);
+    }
+}
+
+#[test]
 fn each_panel_of_compare_runs_has_data_in_a_simulated_history() {
     for needed in ["MEMLEDGER_TEST_PROMETHEUS", "MEMLEDGER_TEST_PROMTOOL"] {
         if provided(needed).is_none() {
@@ -102,14 +113,14 @@ fn assert_panels_check_finds_mutations(url: &str, since: &str) {
         ("container.json", " {{component}}\"", "\"", "two series have the legend"),
         (
             "overview.json",
-            "label_values(memledger_build_info, job)",
-            "label_values(memledger, job)",
+            r#"label_values(memledger_build_info{cluster=~\"$cluster\"}, job)"#,
+            r#"label_values(memledger{cluster=~\"$cluster\"}, job)"#,
             "no values",
         ),
         (
             "overview.json",
-            r#"process_open_fds{job=~\"$job\", instance=~\"$instance\"} and on"#,
-            r#"process_open_fds{job=~\"$job\", instance=~\"$instance\"} or on"#,
+            r#"process_open_fds{cluster=~\"$cluster\", job=~\"$job\", instance=~\"$instance\"} and on"#,
+            r#"process_open_fds{cluster=~\"$cluster\", job=~\"$job\", instance=~\"$instance\"} or on"#,
             "is not a memledger",
         ),
     ] {

@@ -132,6 +132,8 @@ fn training_container_matches_kernel_and_docker() {
     flags.extend([
         "--label=com.docker.compose.project=piper1-gpl",
         "--label=com.docker.compose.service=train",
+        "--label=team=vision",
+        "--label=cost-center=42",
     ]);
     let container = engine.run_python(name, &flags, TRAINER);
     let memledger = start_memledger(&engine, &format!("^{name}$"), &["--pss.interval=1s"]);
@@ -186,6 +188,13 @@ fn assert_identity(metrics: &Metrics, container: &Container) {
         ("settings", "accum=2 batch_size=32 num_devices=1 num_workers=4 precision=16-mixed"),
     ]);
     assert_eq!(info(metrics, RUN_INFO, name).unwrap(), expected);
+    let expected = labels(&[
+        ("container_name", name),
+        ("owner", "vision"),
+        ("label_team", "vision"),
+        ("label_com_docker_compose_project", "piper1-gpl"),
+    ]);
+    assert_eq!(info(metrics, "memledger_container_owner_info", name).unwrap(), expected);
     // a Unix time in the text format has microseconds
     assert!((metrics.value(START, &of(name)) - seconds(container.started())).abs() < 1e-5);
     assert_eq!(metrics.value("memledger_container_memory_limit_bytes", &of(name)), 512.0 * MIB);

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use procfs::{FromBufRead, MemoryPressure};
 
-use super::cgroup_limits::{LevelHeadroom, LimitFiles, LimitWatch, Limits, UnknownHeadroom};
+use super::cgroup_limits::{LevelHeadroom, LimitFiles, LimitLevel, LimitWatch, Limits, UnknownHeadroom};
 use super::container_cpu::CpuTimes;
 use super::{CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::catalog::*;
@@ -69,6 +69,8 @@ pub struct ContainerMemory {
     pub high: Option<u64>,
     /// Maximum over the path of unreclaimable / the lower of limit and high.
     pub limit_utilization: Option<f64>,
+    /// The level of that maximum; without one its own.
+    pub limit_level: LimitLevel,
     /// Limit of swap; `None` when unlimited.
     pub swap_limit: Option<u64>,
     /// How often usage was over `memory.high`, and at the limit.
@@ -117,6 +119,7 @@ impl ContainerMemory {
         self.write_events(container, series);
         if let Some(ratio) = self.limit_utilization {
             series.container(CONTAINER_MEMORY_LIMIT_UTILIZATION, container, [], ratio);
+            series.container(CONTAINER_MEMORY_LIMIT_LEVEL, container, [self.limit_level.label().into()], 1.0);
         }
         if let Some(headroom) = self.headroom {
             series.container(CONTAINER_MEMORY_HEADROOM, container, [], headroom as f64);
@@ -561,7 +564,9 @@ impl Cgroups {
                     free_swap = free_swap.min(level.free_swap);
                     memory.effective_limit = memory.effective_limit.into_iter().chain(level.limits.max).min();
                     let swap = free_swap.min(level.swappable);
-                    tightest = tightest.and(LevelHeadroom::of(level.limits, level.unreclaimable, swap));
+                    let whose = LimitLevel::above(path);
+                    tightest =
+                        tightest.and(LevelHeadroom::of(whose, level.limits, level.unreclaimable, swap));
                 }
                 Err(error) => {
                     read_errors.record(&error);
@@ -580,9 +585,11 @@ impl Cgroups {
             (None, _) => 0,
         };
         let swap = free_swap.min(memory.swappable);
-        tightest = tightest.and(LevelHeadroom::of(own, memory.unreclaimable, swap));
+        tightest = tightest.and(LevelHeadroom::of(LimitLevel::Container, own, memory.unreclaimable, swap));
         memory.headroom = tightest.headroom.ok().flatten();
-        memory.limit_utilization = tightest.utilization.ok().flatten();
+        let utilization = tightest.utilization.ok().flatten();
+        memory.limit_utilization = utilization.map(|(ratio, _)| ratio);
+        memory.limit_level = utilization.map_or(LimitLevel::Container, |(_, level)| level);
     }
 
     /// Returns true if a container without a cgroup has existed for so long that it will get none, as a rootless container on

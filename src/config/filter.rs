@@ -22,6 +22,9 @@ const MAX_NAME: usize = 64;
 /// Settings of a run: label name and value, by name.
 pub type RunSettings = Vec<(Arc<str>, Arc<str>)>;
 
+/// The labels that say whose a container is: name of the metric label and value; the first one names the owner.
+pub type OwnerLabels = Vec<(Arc<str>, Arc<str>)>;
+
 impl Filter {
     /// Returns true if a container with any of these names is exported.
     pub fn shows(&self, names: &[&str]) -> bool {
@@ -35,6 +38,18 @@ impl Filter {
             (Some(value), Some(required)) => value == required,
             (found, _) => found.is_some(),
         })
+    }
+
+    /// Returns the labels that say whose a container is: name of the metric label and value, in the order of the setting.
+    pub fn owners(&self, labels: &HashMap<String, String>) -> OwnerLabels {
+        let mut found = OwnerLabels::new();
+        for (key, name) in &self.owner_labels {
+            let value = labels.get(key).map_or("", |value| value.trim());
+            if !value.is_empty() && found.iter().all(|(other, _)| other != name) {
+                found.push((Arc::clone(name), bounded(value)));
+            }
+        }
+        found
     }
 
     /// Returns whether the log of a container with these labels is read.
@@ -132,6 +147,22 @@ mod tests {
         assert!(filter.shows(&["piper1-gpl-train-1"]));
         assert!(!filter.shows(&["piper1-debug"]));
         assert!(!filter.shows(&["postgres"]));
+    }
+
+    #[test]
+    fn owner_is_the_first_configured_label_that_is_set() {
+        let names = ["team", "owner", "a.b", "a-b"]
+            .map(|key| super::super::value_parsers::label_key("label", key).unwrap());
+        let filter = Filter { owner_labels: names.into(), ..Filter::default() };
+        let owners = |labels: &[(&str, &str)]| {
+            let labels = labels.iter().map(|(key, value)| (key.to_string(), value.to_string()));
+            let owners = filter.owners(&labels.collect());
+            owners.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(owners(&[("owner", "anna"), ("team", "vision")]), "label_team=vision label_owner=anna");
+        assert_eq!(owners(&[("owner", "anna"), ("team", " ")]), "label_owner=anna", "an empty one is none");
+        assert_eq!(owners(&[("a-b", "1"), ("a.b", "2")]), "label_a_b=2", "one label of each name");
+        assert_eq!(owners(&[("other", "x")]), "");
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub fn value(text: &str) {
     if let Ok((key, value)) = value_parsers::label(text) {
         assert_eq!(value.map_or(key.clone(), |value| format!("{key}={value}")), text);
     }
-    if let Ok((_, label)) = value_parsers::pod_key("label", text) {
+    if let Ok((_, label)) = value_parsers::label_key("label", text) {
         assert!(label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_'), "{label}");
     }
     let _ = (declare::parse_duration(text), value_parsers::variable_name(text), value_parsers::regex(text));

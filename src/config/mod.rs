@@ -6,7 +6,7 @@
 mod declare;
 mod file;
 mod filter;
-pub use filter::{GROUP_SETTING, RunSettings, label_settings, merged};
+pub use filter::{GROUP_SETTING, OwnerLabels, RunSettings, label_settings, merged};
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
 pub mod otlp;

@@ -19,7 +19,8 @@ use super::otlp::OtlpSettings;
 use super::report::ReportSettings;
 use super::sources::Values;
 use super::value_parsers::{
-    PERCENT, SIZE_TAKES, address, label, percent, pod_key, regex, size, unix_socket, url_path, variable_name,
+    PERCENT, SIZE_TAKES, address, label, label_key, percent, regex, size, unix_socket, url_path,
+    variable_name,
 };
 use crate::catalog::COLLECTORS;
 use crate::host::HostPaths;
@@ -132,10 +133,10 @@ settings! {
         is_explicit: bool = IsChanged("cri.endpoint");
         /// Labels of pods that become labels of memledger_container_pod_info: KEY as label_KEY, with _ for characters that are
         /// not allowed in a label name.
-        labels: Vec<(String, Arc<str>)> = text("cri.pod-labels", &[], |text| pod_key("label", text));
+        labels: Vec<(String, Arc<str>)> = text("cri.pod-labels", &[], |text| label_key("label", text));
         /// Annotations of pods that become labels of memledger_container_pod_info: KEY as annotation_KEY. No others are
         /// exported.
-        annotations: Vec<(String, Arc<str>)> = text("cri.pod-annotations", &[], |text| pod_key("annotation", text));
+        annotations: Vec<(String, Arc<str>)> = text("cri.pod-annotations", &[], |text| label_key("annotation", text));
         /// Directory of the kubelet's logs of containers, for --container.logs.
         pod_logs: PathBuf = path("cri.pod-logs", &["/var/log/pods"]);
         /// The kubelet's socket that lists the GPUs allocated to containers of pods. Not read while `--cri.endpoint` is empty.
@@ -167,6 +168,11 @@ settings! {
         logs: LogSelection = choice("container.logs", &["none"], &[
             ("none", LogSelection::None), ("labelled", LogSelection::Labelled), ("all", LogSelection::All),
         ]);
+        /// Labels of containers, pods and runs that say whose they are, for memledger_container_owner_info: KEY becomes label_KEY, and
+        /// the first one that is set becomes `owner`, by which alerts can be routed. Empty: off.
+        owner_labels: Vec<(String, Arc<str>)> = text("container.owner-labels", &[
+            "team", "owner", "app.kubernetes.io/part-of", "com.docker.compose.project",
+        ], |text| label_key("label", text));
         /// Environment variables of containers that become labels of memledger_container_run_info. No others are exported.
         settings: Vec<String> = text("container.settings", &["BATCH_SIZE", "NUM_WORKERS", "NUM_DEVICES", "PRECISION", "ACCUM", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"], variable_name);
     }
@@ -183,7 +189,7 @@ settings! {
         /// times as long.
         deadline: Duration = duration("gpu.deadline", &["4s"], 100 * MS, DAY);
         /// Number of GPUs that NVIDIA's driver should have on this host, for memledger_gpus_expected. Default: the highest
-        /// number so far.
+        /// number within 7 days.
         expected: Option<usize> = count("gpu.expected", &[]);
         /// How long memledger releases the GPU driver on memledger release-gpu, SIGUSR1 or POST
         /// /-/release-gpu, 1s to 24h.

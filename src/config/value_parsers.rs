@@ -40,12 +40,12 @@ pub fn unix_socket(text: &str) -> PathBuf {
     text.strip_prefix("unix://").unwrap_or(text).into()
 }
 
-/// Parses the key of a pod's label or annotation to the key and the name of its metric label.
-pub fn pod_key(prefix: &str, key: &str) -> Result<(String, Arc<str>), String> {
+/// Parses the key of a label or annotation of a container or pod to the key and the name of its metric label.
+pub fn label_key(prefix: &str, key: &str) -> Result<(String, Arc<str>), String> {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
     if !key.chars().all(allowed) {
-        return Err(format!("the key of a pod's {prefix}, such as app.kubernetes.io/name"));
+        return Err(format!("the key of a {prefix}, such as app.kubernetes.io/name"));
     }
     Ok((key.to_owned(), format!("{prefix}_{}", key.chars().map(plain).collect::<String>()).into()))
 }

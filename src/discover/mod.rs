@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Filter, GROUP_SETTING, RunSettings};
+use crate::config::{Filter, GROUP_SETTING, OwnerLabels, RunSettings};
 use crate::host::process::{ProcessFacts, ProcessId};
 use crate::parse::kubernetes::{Qos, qos};
 use crate::series::bounded;
@@ -203,6 +203,8 @@ pub struct ContainerRecord {
     pub compose_service: Arc<str>,
     /// Run settings of its labels and of the environment variables that a setting names: label name and value.
     pub settings: Vec<(Arc<str>, Arc<str>)>,
+    /// Labels that say whose it is.
+    pub owners: OwnerLabels,
     /// GPUs allocated to it, if the runtime reports them: index, uuid, or `all`.
     pub gpus: Arc<[Arc<str>]>,
     /// Unix time of the last start.
@@ -248,6 +250,8 @@ pub struct Container {
     pub compose_service: Arc<str>,
     /// Run settings: label name and value.
     pub settings: Vec<(Arc<str>, Arc<str>)>,
+    /// Labels that say whose it is.
+    pub owners: OwnerLabels,
     /// GPUs allocated to it by its runtime or the kubelet: index, uuid, uuid of a MIG instance, or `all`.
     pub gpus: Arc<[Arc<str>]>,
     /// Unix time of the last start, if a runtime reports it.
@@ -291,6 +295,7 @@ impl Container {
             compose_project: "".into(),
             compose_service: "".into(),
             settings: vec![],
+            owners: vec![],
             gpus: Arc::default(),
             started: None,
             cgroup: None,
@@ -331,6 +336,7 @@ impl Container {
             compose_project: "".into(),
             compose_service: "".into(),
             settings: vec![],
+            owners: vec![],
             gpus: Arc::default(),
             started: None,
             cgroup: Some(Arc::new(Cgroup {

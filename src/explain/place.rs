@@ -1,6 +1,7 @@
 //! What a cgroup is, by its path: a pod, a job, a session, a service, a container of another manager. Pure.
 
 use super::text::{name, path};
+use crate::parse::kubernetes::{KubeletCgroup, Qos, kubelet_cgroup};
 
 /// What a cgroup is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,23 +170,10 @@ fn is_unit(part: &str) -> bool {
 
 /// Returns what the kubelet's cgroup with this name is: of all pods, of a class, or of a pod.
 fn of_pods(part: &str) -> Option<CgroupPlace> {
-    let part = part.strip_suffix(".slice").unwrap_or(part);
-    let own = part.rsplit_once("kubepods-").map(|(_, own)| own);
-    let class = match own.unwrap_or(part) {
-        "kubepods" => return Some(CgroupPlace::AllPods { class: "" }),
-        other if own.is_none() && other.ends_with("-kubepods") => {
-            return Some(CgroupPlace::AllPods { class: "" });
-        }
-        "burstable" => "burstable",
-        "besteffort" => "besteffort",
-        other => {
-            let uid = other.rsplit_once("pod").map(|(_, uid)| uid)?;
-            let is_uid =
-                !uid.is_empty() && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte));
-            return is_uid.then(|| CgroupPlace::Pod { uid: uid.replace('_', "-") });
-        }
-    };
-    Some(CgroupPlace::AllPods { class })
+    Some(match kubelet_cgroup(part)? {
+        KubeletCgroup::AllPods(class) => CgroupPlace::AllPods { class: class.map_or("", Qos::label) },
+        KubeletCgroup::Pod(uid) => CgroupPlace::Pod { uid: uid.replace('_', "-") },
+    })
 }
 
 #[cfg(test)]

@@ -9,11 +9,10 @@ use crate::attribute::gpu::GpuAttribution;
 use crate::catalog::*;
 use crate::clock::Timestamp;
 use crate::collect::CycleData;
+use crate::gpu_state::gpu_count::{ExpectedGpus, NVML};
 use crate::host::process::ProcessId;
 use crate::series::Series;
 
-/// Name of NVIDIA's driver as a source of GPUs.
-const NVML: &str = "nvml";
 /// Window of a *recent* peak.
 const RECENT_WINDOW: Duration = Duration::from_secs(60);
 
@@ -64,10 +63,8 @@ type OnDevice = (ProcessId, Arc<str>);
 /// Peaks and counts of all GPUs.
 #[derive(Debug, Default)]
 pub struct GpuPeaks {
-    /// By source: the configured number, or the highest that was counted.
-    expected: BTreeMap<&'static str, usize>,
-    /// The number of NVIDIA GPUs is configured.
-    is_configured: bool,
+    /// How many GPUs there should be.
+    pub expected: ExpectedGpus,
     races: BTreeMap<Arc<str>, u64>,
     /// By source: the time of the last recorded reading. Several cycles may see the same reading.
     last_readings: HashMap<&'static str, Timestamp>,
@@ -78,12 +75,7 @@ pub struct GpuPeaks {
 impl GpuPeaks {
     /// Creates an empty table; `expected` is the configured number of NVIDIA GPUs.
     pub fn new(expected: Option<usize>) -> Self {
-        let is_configured = expected.is_some();
-        Self {
-            expected: expected.map(|count| (NVML, count)).into_iter().collect(),
-            is_configured,
-            ..Self::default()
-        }
+        Self { expected: ExpectedGpus::new(expected), ..Self::default() }
     }
 
     /// Records one cycle and writes the series.
@@ -96,7 +88,7 @@ impl GpuPeaks {
     ) {
         self.record_races(cycle_data, attributed);
         self.record_peaks(now, attributed);
-        self.record_counts(cycle_data, series);
+        self.record_counts(now, cycle_data, series);
         for (gpu, (_, device)) in (0..).zip(cycle_data.gpu_devices()) {
             let key = device.identity.key();
             if let Some(races) = self.races.get(key) {
@@ -119,20 +111,15 @@ impl GpuPeaks {
 
     /// Records the number of GPUs separately for each source: a GPU of one source must not stand in for a missing one
     /// of another, and NVIDIA GPUs must not count as missing while the driver is released.
-    fn record_counts(&mut self, cycle_data: &CycleData, series: &mut Series) {
+    fn record_counts(&mut self, now: Timestamp, cycle_data: &CycleData, series: &mut Series) {
         for reading in &cycle_data.gpus {
             let source = if reading.source == "gpu" { NVML } else { reading.source };
             let whole = reading.devices.iter().filter(|device| device.instance_of.is_none()).count();
             series.global(GPUS_VISIBLE, [source.into()], whole as f64);
-            if source != NVML || !self.is_configured {
-                let most = self.expected.entry(source).or_insert(0);
-                *most = reading.counted.max(*most);
-            }
+            self.expected.record(source, reading.counted, now.unix_seconds());
         }
-        for (source, expected) in &self.expected {
-            if *expected > 0 || (*source == NVML && self.is_configured) {
-                series.global(GPUS_EXPECTED, [(*source).into()], *expected as f64);
-            }
+        for (source, expected) in self.expected.all() {
+            series.global(GPUS_EXPECTED, [source.into()], expected as f64);
         }
     }
 

@@ -66,7 +66,11 @@ impl Ledger {
         if let Some(stored) = self.shared_state.take_stored_peaks() {
             self.containers.restore(stored);
         }
+        if let Some(stored) = self.shared_state.take_stored_gpu_counts() {
+            self.gpus.expected.restore(&stored);
+        }
         self.gpus.record(context.now, cycle_data, &attribution.gpus, series);
+        self.shared_state.set_gpu_counts(self.gpus.expected.take_changes());
         let xids = self.xids.record(context, cycle_data, &attribution.gpus, &self.shared_state.take_xids());
         self.containers.record(context, ended, cycle_data, &attribution.gpus);
         for xid in &xids {

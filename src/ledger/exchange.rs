@@ -12,6 +12,7 @@ use super::interval::Written;
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, Inventory};
 use crate::events::{ExitReason, GpuError, Identity};
+use crate::gpu_state::gpu_count::GpuCount;
 use crate::host::Waker;
 use crate::host::process::ProcessId;
 use crate::ledger::sources::kernel_log::LogEntry;
@@ -161,6 +162,10 @@ pub struct SharedState {
     acknowledged: Mutex<BTreeMap<String, u64>>,
     /// The peaks of runs in progress when the ledger was opened.
     stored_peaks: Mutex<Option<HashMap<ContainerId, StoredPeaks>>>,
+    /// By source, the numbers of GPUs that the ledger has to write.
+    gpu_counts: Mutex<BTreeMap<String, GpuCount>>,
+    /// By source, the numbers of GPUs that it had when it was opened.
+    stored_gpu_counts: Mutex<Option<BTreeMap<String, GpuCount>>>,
     /// By follower, its cursor when the ledger was opened.
     cursors: Mutex<Option<BTreeMap<String, u64>>>,
     /// The thread that follows the events and is woken for new ones.
@@ -270,6 +275,26 @@ impl SharedState {
     /// Takes these peaks, once.
     pub fn take_stored_peaks(&self) -> Option<HashMap<ContainerId, StoredPeaks>> {
         self.stored_peaks.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Adds numbers of GPUs that the ledger has to write.
+    pub fn set_gpu_counts(&self, counts: BTreeMap<String, GpuCount>) {
+        self.gpu_counts.lock().unwrap_or_else(PoisonError::into_inner).extend(counts);
+    }
+
+    /// Takes the numbers of GPUs since the last call.
+    pub fn take_gpu_counts(&self) -> BTreeMap<String, GpuCount> {
+        std::mem::take(&mut *self.gpu_counts.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sets the numbers of GPUs that the ledger has.
+    pub fn set_stored_gpu_counts(&self, counts: BTreeMap<String, GpuCount>) {
+        *self.stored_gpu_counts.lock().unwrap_or_else(PoisonError::into_inner) = Some(counts);
+    }
+
+    /// Takes these numbers, once.
+    pub fn take_stored_gpu_counts(&self) -> Option<BTreeMap<String, GpuCount>> {
+        self.stored_gpu_counts.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Sets the cursors of the followers: the ledger was opened.

@@ -176,6 +176,7 @@ impl LedgerService {
         let ledger = OpenLedger::open(&self.config, self.shared_state.log_start_usec())?;
         self.memory = ledger.writer.memory();
         self.shared_state.set_cursors(ledger.writer.cursors());
+        self.shared_state.set_stored_gpu_counts(ledger.writer.gpu_counts());
         self.shared_state.set_stored_peaks(ledger.reconciler.stored_peaks());
         self.ledger = Some(ledger);
         Ok(())

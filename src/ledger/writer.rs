@@ -20,6 +20,7 @@ use super::totals::Total;
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::StateSettings;
 use crate::events::{Kill, LedgerEvent};
+use crate::gpu_state::gpu_count::GpuCount;
 use crate::stats::report_stats::{ReportStats, ReportTarget};
 
 /// How long to wait for another memledger to exit while it is being replaced.
@@ -92,6 +93,8 @@ pub struct LedgerWriter {
     loaded: (u64, BTreeMap<Total, u64>),
     /// The cursors of all followers.
     cursors: BTreeMap<String, u64>,
+    /// How many GPUs each driver counted.
+    gpu_counts: BTreeMap<String, GpuCount>,
     started_at: f64,
     unreadable_rows: u64,
     pending: WriteBatch,
@@ -172,6 +175,7 @@ impl LedgerWriter {
             settings: settings.clone(),
             loaded,
             cursors,
+            gpu_counts: state.gpu_counts.clone(),
             started_at,
             unreadable_rows: state.unreadable_rows,
             pending: WriteBatch::default(),
@@ -194,6 +198,11 @@ impl LedgerWriter {
     /// Returns the cursors of all followers.
     pub fn cursors(&self) -> BTreeMap<String, u64> {
         self.cursors.clone()
+    }
+
+    /// Returns how many GPUs each driver counted.
+    pub fn gpu_counts(&self) -> BTreeMap<String, GpuCount> {
+        self.gpu_counts.clone()
     }
 
     /// Returns the store in memory, if there is one.
@@ -226,6 +235,7 @@ impl LedgerWriter {
     pub fn write(&mut self, now: Timestamp, reconciler: &mut Reconciler, shared_state: &SharedState) -> bool {
         let has_changes = self.take_changes(now, reconciler);
         self.put_cursors(shared_state.take_acknowledged());
+        self.put_gpu_counts(shared_state.take_gpu_counts());
         self.commit(now, reconciler, shared_state);
         self.apply_retention(now, &shared_state.report_stats);
         self.log_events();
@@ -247,6 +257,13 @@ impl LedgerWriter {
             self.pending.put(StateKind::FollowerCursor, follower, cursor);
         }
         self.cursors.extend(cursors);
+    }
+
+    fn put_gpu_counts(&mut self, counts: BTreeMap<String, GpuCount>) {
+        for (source, count) in &counts {
+            self.pending.put(StateKind::GpuCount, source, count);
+        }
+        self.gpu_counts.extend(counts);
     }
 
     fn take_changes(&mut self, now: Timestamp, reconciler: &mut Reconciler) -> bool {
@@ -322,6 +339,7 @@ impl LedgerWriter {
         reconciler.mark_all_changed();
         self.take_changes(now, reconciler);
         self.put_cursors(self.cursors.clone());
+        self.put_gpu_counts(self.gpu_counts.clone());
         self.pending.put(StateKind::StartedAt, "", &self.started_at);
     }
 

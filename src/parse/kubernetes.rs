@@ -31,6 +31,34 @@ impl Qos {
     }
 }
 
+/// A cgroup that the kubelet makes above containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KubeletCgroup<'a> {
+    /// Of all pods of a node (*node allocatable*), or of those of a class.
+    AllPods(Option<Qos>),
+    /// Of one pod: its UID, with `_` for `-` in a slice.
+    Pod(&'a str),
+}
+
+/// Returns what a cgroup of the kubelet is, by the last part of its path.
+pub fn kubelet_cgroup(part: &str) -> Option<KubeletCgroup<'_>> {
+    let part = part.strip_suffix(".slice").unwrap_or(part);
+    if is_of_all_pods(part) {
+        return Some(KubeletCgroup::AllPods(None));
+    }
+    let own = part.rsplit_once("kubepods-").map_or(part, |(_, own)| own);
+    match own {
+        "burstable" => Some(KubeletCgroup::AllPods(Some(Qos::Burstable))),
+        "besteffort" => Some(KubeletCgroup::AllPods(Some(Qos::BestEffort))),
+        own => {
+            let uid = own.rsplit_once("pod").map(|(_, uid)| uid)?;
+            let is_uid =
+                !uid.is_empty() && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || b"-_".contains(&byte));
+            is_uid.then_some(KubeletCgroup::Pod(uid))
+        }
+    }
+}
+
 /// Returns the QoS class of the pod that contains a cgroup; of the innermost pod if Kubernetes runs in a container.
 pub fn qos(path: &str) -> Option<Qos> {
     let mut components =

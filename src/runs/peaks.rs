@@ -195,6 +195,10 @@ impl RunPeaks {
             ];
             series.container_with(CONTAINER_POD_INFO, number, labels, pod.labels.iter().cloned(), 1.0);
         }
+        if let Some((_, owner)) = container.owners.first() {
+            let owners = container.owners.iter().cloned();
+            series.container_with(CONTAINER_OWNER_INFO, number, [Label::from(owner)], owners, 1.0);
+        }
         let labels = [Label::from(&self.run), (&self.group).into(), (&self.settings).into()];
         series.container_with(CONTAINER_RUN_INFO, number, labels, container.own_settings().cloned(), 1.0);
         if let Some(started) = self.started {
@@ -410,6 +414,7 @@ mod tests {
             compose_project: "".into(),
             compose_service: "".into(),
             settings: vec![],
+            owners: vec![],
             gpus: Arc::default(),
             started: Some(started),
             cgroup: None,

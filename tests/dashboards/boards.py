@@ -4,7 +4,7 @@ import re
 
 VARIABLE = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)|\[\[(\w+)\]\]")
 # variables that Grafana defines, with a value for the parser
-BUILT_IN = {"__rate_interval": "1m", "__interval": "15s", "__range": "6h"}
+BUILT_IN = {"__rate_interval": "1m", "__interval": "15s", "__range": "6h", "__range_s": "21600"}
 LEGEND = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
 

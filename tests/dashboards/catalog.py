@@ -94,7 +94,7 @@ def values(root):
 
 def of_prometheus():
     """Returns the series that Prometheus itself creates for targets and alerts."""
-    anything = {"alertname", "alertstate", "severity"}
+    anything = {"alertname", "alertstate", "severity", "owner", "k8s_namespace_name", "k8s_pod_name", "container_name"}
     return {
         "up": Series(TARGET | CLUSTER, "count"),
         "prometheus_build_info": Series(set(TARGET), "count"),

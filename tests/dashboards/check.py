@@ -17,7 +17,13 @@ import catalog
 import promql
 
 # The variables of the dashboard of a container, and the labels that they select by.
-CONTAINER_VARIABLES = {"instance": "instance", "namespace": "k8s_namespace_name", "pod": "k8s_pod_name", "container": "container_name"}
+CONTAINER_VARIABLES = {
+    "cluster": "cluster",
+    "host": "instance",
+    "namespace": "k8s_namespace_name",
+    "pod": "k8s_pod_name",
+    "container": "container_name",
+}
 GRAFANA_UNITS = {
     "bytes": {"bytes"},
     "bytes/s": {"bytes", "Bps"},
@@ -32,8 +38,21 @@ GRAFANA_UNITS = {
     "count": {"none", "short"},
 }
 PANEL_TYPES = {"timeseries", "trend", "stat", "bargauge", "table", "state-timeline", "text"}
-# Variables with one value: only runs of one group are comparable.
-SINGLE = {("compare.json", "group")}
+# It shows all hosts at once, so it has no variable for a host.
+FLEET = "fleet.json"
+# Variables with one value: only runs of one group are comparable, and all panels of a host or a container show one of them.
+SINGLE = {
+    ("compare.json", "group"),
+    ("budget.json", "host"),
+    *(("container.json", name) for name in ("host", "namespace", "pod", "container")),
+}
+# The matchers that select by the variables; an alert may belong to no host.
+MATCHERS = {
+    "cluster": {("=~", "$cluster")},
+    "job": {("=~", "$job")},
+    "instance": {("=~", "$instance"), ("=", "$host")},
+}
+ALERT_MATCHERS = {"cluster": {("=~", "$cluster|"), ("=~", "$cluster")}, "instance": {("=~", "$instance|")}}
 DIFFERENCES = {"rate", "irate", "increase", "last_over_time", "max_over_time", "min_over_time"}
 # Counters whose plain value is shown: it continues over restarts, or counts over the lifetime of the device.
 PLAIN_COUNTERS = {"memledger_gpu_ecc_errors_total", "memledger_container_restarts_total"}
@@ -82,12 +101,13 @@ class Check:
 
     def dashboards(self):
         uids = [board["uid"] for board in self.boards.values()]
-        if len(uids) != len(set(uids)) or len(uids) < 5:
-            self.error("dashboards", f"expected five different uids, found {uids}")
+        if len(uids) != len(set(uids)) or len(uids) < 6:
+            self.error("dashboards", f"expected six different uids, found {uids}")
         for name, board in self.boards.items():
             self.settings(name, board, set(uids))
             self.layout(name, board)
             self.variables(name, board)
+            self.links_to_dashboards(name, json.dumps(board))
             for panel in boards.panels(board):
                 self.panel(f"{name} panel {panel['title']!r}", panel)
             for where, expression, panel, target in boards.queries(board):
@@ -100,7 +120,7 @@ class Check:
                 self.error(name, f"{key} is {board.get(key)!r}, not {value!r}")
         if not any(link["type"] == "dashboards" and link["tags"] == ["memledger"] for link in board["links"]):
             self.error(name, "no link to the other dashboards")
-        for uid in re.findall(r"/d/([\w-]+)", json.dumps(board)):
+        for uid in re.findall(r"/d/([\w-]+)[\w/-]*[^\w/?-]", json.dumps(board)):
             if uid not in uids:
                 self.error(name, f"links to dashboard {uid}, which does not exist")
 
@@ -123,8 +143,8 @@ class Check:
 
     def variables(self, name, board):
         known = boards.variables(board)
-        if list(known)[:3] != ["datasource", "job", "instance"]:
-            self.error(name, f"the first variables are {list(known)[:3]}")
+        if list(known)[:3] != ["datasource", "cluster", "job"] or name != FLEET and list(known)[3] not in ("instance", "host"):
+            self.error(name, f"the first variables are {list(known)[:4]}")
         text = json.dumps({key: value for key, value in board.items() if key != "templating"})
         for variable in boards.used(text):
             if variable not in known and variable not in boards.BUILT_IN and not variable.startswith(("__", "datasource")):
@@ -141,6 +161,8 @@ class Check:
                 self.error(where, "not a label_values(series, label) query")
                 continue
             tree = self.query(where, label_query[0])
+            if tree and variable["name"] != "cluster" and ("cluster", "=~", "$cluster") not in tree.matchers:
+                self.error(where, f'{tree.name} is not filtered by cluster=~"$cluster"')
             if tree and label_query[1] not in (self.reader.labels(tree, []) or ()):
                 self.error(where, f"{label_query[0]} has no label {label_query[1]}")
             for used in boards.used(label_query[0]):
@@ -149,6 +171,10 @@ class Check:
             if (name, variable["name"]) in SINGLE:
                 if variable["multi"] or variable["includeAll"]:
                     self.error(where, "must have one value")
+                # a link to all dashboards passes All, which Grafana keeps, and no series has
+                for other, its in self.boards.items():
+                    if boards.variables(its).get(variable["name"], variable)["multi"]:
+                        self.error(where, f"has one value, but several in {other}: give one of them another name")
                 continue
             # series without a pod have no such label
             every = ".*" if label_query and label_query[1] in catalog.OPTIONAL else ".+"
@@ -183,6 +209,7 @@ class Check:
             if isinstance(node, promql.Call) and node.function in ("rate", "irate"):
                 if "$__rate_interval" not in expression:
                     self.error(where, "rate() over a fixed window: use $__rate_interval")
+            self.grouped(where, node)
         self.counters(where, tree)
         self.own(where, tree)
         if panel is None:
@@ -194,8 +221,38 @@ class Check:
         for label in legend:
             if label not in (self.reader.labels(tree, []) or ()):
                 self.error(where, f"the legend names {label}, which the result cannot have")
+        self.bounded(where, panel, target, tree)
         self.fits(where, panel, target, tree)
         self.links(where, panel, tree)
+
+    def grouped(self, where, node):
+        """Hosts of two clusters may have one name."""
+        if isinstance(node, (promql.Aggregation, promql.Binary)):
+            mode = node.mode if isinstance(node, promql.Aggregation) else node.matching
+            if mode in ("by", "on") and {"job", "instance"} & set(node.labels) and "cluster" not in node.labels:
+                self.error(where, f"{mode} ({', '.join(node.labels)}) lacks cluster")
+
+    def bounded(self, where, panel, target, tree):
+        """An answer must not grow with the fleet: a row per container, or a line per host or container, needs topk or bottomk."""
+        name = where.partition(" ")[0]
+        if any(file == name for file, _ in SINGLE) or promql.is_limited(tree):
+            return
+        grows = {"container_name"} if target["instant"] else {"container_name", "instance"}
+        for label in sorted(grows & (self.reader.labels(tree, []) or set())):
+            self.error(where, f"its answer grows with the number of {label}: use topk or bottomk")
+
+    def links_to_dashboards(self, where, text):
+        """A link must pass only variables that the other dashboard has."""
+        known = {its["uid"]: boards.variables(its) for its in self.boards.values()}
+        for uid, query in re.findall(r"/d/([\w-]+)[\w/-]*\?([^\"]*)", text):
+            if uid not in known:
+                self.error(where, f"links to dashboard {uid}, which does not exist")
+                continue
+            passed = set(re.findall(r"\bvar-(\w+)=", query)) | set(re.findall(r"\$\{(\w+):queryparam\}", query))
+            for variable in sorted(passed - known[uid].keys()):
+                self.error(where, f"a link passes {variable} to {uid}, which has no such variable")
+            if "cluster" not in passed:
+                self.error(name, f"a link to {uid} does not pass cluster")
 
     def links(self, where, panel, tree):
         """A link that lacks a label of a container opens every container of the same name: those of two pods on one node."""
@@ -219,12 +276,13 @@ class Check:
 
     def filtered(self, where, node):
         """A selector without the variables shows hosts that are not selected."""
-        if node.name == "ALERTS":
-            return
-        matchers = [(label, op, value) for label, op, value in node.matchers]
-        for label in ("job", "instance"):
-            if (label, "=~", f"${label}") not in matchers:
-                self.error(where, f'{node.name} is not filtered by {label}=~"${label}"')
+        wanted = ALERT_MATCHERS if node.name == "ALERTS" else MATCHERS
+        for label, allowed in wanted.items():
+            if label == "instance" and where.startswith(FLEET):
+                continue
+            if not any((label, *matcher) in node.matchers for matcher in allowed):
+                matchers = " or ".join(f'{label}{op}"{value}"' for op, value in sorted(allowed))
+                self.error(where, f"{node.name} is not filtered by {matchers}")
 
     def counters(self, where, tree):
         def look(node, inside):
@@ -299,10 +357,15 @@ class Check:
                     self.error(where, "the name does not have the form level:metric:operations")
                 continue
             notes = rule["annotations"]
-            if set(notes) != {"summary", "description", "runbook_url"}:
+            if set(notes) - {"command", "dashboard_url"} != {"summary", "description", "runbook_url"}:
                 self.error(where, f"annotations are {sorted(notes)}")
             if not notes.get("runbook_url", "").endswith(f"/docs/runbooks/{name}.md"):
                 self.error(where, "runbook_url is not the page of this alert")
+            if "container_name" in notes["description"] and not {"command", "dashboard_url"} <= set(notes):
+                self.error(where, "an alert of a container has no command or no dashboard")
+            if "container_name" in notes["description"] and "container:memledger_owner:topk" not in rule["expr"]:
+                self.error(where, "an alert of a container does not join its owner")
+            self.links_to_dashboards(where, notes.get("dashboard_url", ""))
             if rule["labels"].get("severity") not in ("critical", "warning", "info", "none"):
                 self.error(where, "no severity")
             labels = (self.reader.labels(tree, []) if tree else None) or set()

@@ -14,6 +14,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 HOST_PATHS = {"/run/memledger-reporter", "/var/lib/memledger-runs", "/sys/fs/cgroup", "/var/run/docker.sock", "/dev/null"}
+DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")  # of a variable that Compose fills in
 # keys of a service that `docker run` accepts unchanged
 FLAGS = {"pid": "--pid", "cgroup": "--cgroupns", "mem_limit": "--memory"}
 
@@ -37,7 +38,7 @@ def judge(path):
         if ":" not in image or image.endswith(":latest"):
             yield f"{name}: the image {image} is not pinned"
         for port in service.get("ports", []):
-            if not port.startswith("127.0.0.1:"):
+            if not DEFAULT.sub(r"\1", port).startswith("127.0.0.1:"):
                 yield f"{name}: port {port} is published on all addresses"
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]

@@ -51,12 +51,18 @@ def put(target, **values):
     target.update(values)
 
 
+def unlimited(dashboard, title):
+    """Removes the topk of a panel's first query."""
+    target = next(panel for panel in dashboard["panels"] if panel["title"] == title)["targets"][0]
+    target["expr"] = target["expr"].partition(" and topk(")[0]
+
+
 # name of the mutation, how it is made, and a part of the error that it must cause
 MUTATIONS = [
     ("a typo in a metric of a dashboard", text("dashboards/container.json", "memledger_container_memory_usage_bytes{", "memledger_container_memory_usge_bytes{"), "memledger_container_memory_usge_bytes: no such series"),
     ("a typo in a recorded series", text("dashboards/container.json", "container:memledger_memory_unreclaimable_bytes:deriv1h{", "container:memledger_memory_unreclaimable_bytes:deriv2h{"), "no such series"),
-    ("a wrong label in a matcher", text("dashboards/container.json", 'container_name=~\\"$container\\"', 'container=~\\"$container\\"'), "it has no such label"),
-    ("a wrong label in by", board("overview.json", lambda d: put(series(d)["targets"][0], expr='sum by (host) (memledger_host_swap_used_bytes{job=~"$job", instance=~"$instance"})')), "by (host): the series have no such label"),
+    ("a wrong label in a matcher", text("dashboards/container.json", 'container_name=\\"$container\\"', 'container=\\"$container\\"'), "it has no such label"),
+    ("a wrong label in by", board("overview.json", lambda d: put(series(d)["targets"][0], expr='sum by (host) (memledger_host_swap_used_bytes{cluster=~"$cluster", job=~"$job", instance=~"$instance"})')), "by (host): the series have no such label"),
     ("a wrong label in on", text(RULES + "recording.yml", "* on (cluster, job, instance, k8s_namespace_name, k8s_pod_name, container_name)", "* on (cluster, job, instance, k8s_namespace_name, k8s_pod_name, container)"), "on (container): a side has no such label"),
     ("a wrong label in group_left", text(RULES + "recording.yml", "settings, batch_size", "settings, batchsize"), "group_left (batchsize)"),
     ("a label in a legend that the result cannot have", board("overview.json", lambda d: put(series(d)["targets"][0], legendFormat="{{container_name}}")), "the legend names container_name"),
@@ -75,6 +81,18 @@ MUTATIONS = [
     ("an alert that fires in no test", text(RULES + "alerts.yml", "warning}\n    annotations:\n      summary: The ledger of OOM", "critical}\n    annotations:\n      summary: The ledger of OOM"), "no test in which"),
     ("a variable that is not defined", board("why.json", lambda d: put(first(d)["targets"][0], expr='up{job=~"$job", instance=~"$host"}')), "variable $host is not defined"),
     ("a query that shows other hosts too", board("overview.json", lambda d: put(series(d)["targets"][0], expr="memledger_host_swap_used_bytes")), "is not filtered by instance"),
+    ("a query without the cluster", text("dashboards/why.json", '(memledger_oom_kills_without_record_total{cluster=~\\"$cluster\\", ', "(memledger_oom_kills_without_record_total{"), 'is not filtered by cluster=~"$cluster"'),
+    ("a variable of all clusters", text("dashboards/budget.json", '{cluster=~\\"$cluster\\"}, job)', ", job)"), 'memledger_build_info is not filtered by cluster=~"$cluster"'),
+    ("alerts of other hosts", text("dashboards/overview.json", 'instance=~\\"$instance|\\", ', ""), 'ALERTS is not filtered by instance=~"$instance|"'),
+    ("on without the cluster", text("dashboards/budget.json", "unless on (cluster, job, instance", "unless on (job, instance"), "on (job, instance, k8s_namespace_name, k8s_pod_name, container_name) lacks cluster"),
+    ("by without the cluster", text("dashboards/compare.json", "max by (cluster, instance", "max by (instance"), "by (instance, k8s_namespace_name, k8s_pod_name, container_name, run, settings) lacks cluster"),
+    ("a graph that grows with the containers", board("why.json", lambda d: unlimited(d, "Used of limit")), "grows with the number of container_name"),
+    ("a graph that grows with the hosts", board("overview.json", lambda d: unlimited(d, "Host RAM used")), "grows with the number of instance"),
+    ("a table that grows with the containers", text("dashboards/overview.json", "(memledger_container_memory_headroom_bytes{", "(memledger_container_memory_headroom_bytes{} or memledger_container_memory_headroom_bytes{"), "grows with the number of container_name"),
+    ("one value and several under one name", text("dashboards/why.json", '"name": "pods"', '"name": "pod"'), "variable $pod: has one value, but several in why.json"),
+    ("several values where one is wanted", board("budget.json", lambda d: put(d["templating"]["list"][3], multi=True)), "variable $host: must have one value"),
+    ("a link without the cluster", text("dashboards/overview.json", "&var-cluster=${__data.fields.cluster}&var-host=${__data.fields.instance}&${__url", "&var-host=${__data.fields.instance}&${__url"), "does not pass cluster"),
+    ("a link that passes what is not known there", text("dashboards/container.json", "&var-containers=", "&var-container="), "passes container to memledger-why, which has no such variable"),
     ("two panels with one id", board("budget.json", lambda d: put(first(d), id=d["panels"][-1]["id"])), "two panels have id"),
     ("two panels in one position", board("budget.json", lambda d: put(first(d), gridPos=d["panels"][2]["gridPos"])), "overlap"),
     ("seconds on an axis in hours", text("dashboards/compare.json", " / 3600", ""), "s is shown as h"),
@@ -82,11 +100,11 @@ MUTATIONS = [
     ("a wrong unit", board("overview.json", lambda d: put(series(d)["fieldConfig"]["defaults"], unit="s")), "is shown as s"),
     ("a broken link", text("dashboards/overview.json", "/d/memledger-container?", "/d/memledger-containers?"), "links to dashboard memledger-containers"),
     ("a link without the pod", text("dashboards/overview.json", "&var-pod=${__data.fields.k8s_pod_name}", ""), "its link does not pass k8s_pod_name as pod"),
-    ("a link from a query without the pod", text("dashboards/container.json", "max by (instance, k8s_namespace_name, k8s_pod_name, container_name, gpu,", "max by (instance, k8s_namespace_name, container_name, gpu,"), "its link needs k8s_pod_name"),
+    ("a link from a query without the pod", text("dashboards/container.json", "max by (cluster, instance, k8s_namespace_name, k8s_pod_name, container_name, gpu,", "max by (cluster, instance, k8s_namespace_name, container_name, gpu,"), "its link needs k8s_pod_name"),
     ("a counter shown plain", board("overview.json", lambda d: put(series(d)["targets"][0], expr='memledger_host_oom_kills_total{job=~"$job", instance=~"$instance"}')), "the plain value of counter"),
     ("a series that other programs have too", board("overview.json", lambda d: put(series(d)["targets"][0], expr='process_open_fds{job=~"$job", instance=~"$instance"}')), "other programs export process_open_fds too"),
     ("a legend for two compute instances", text("dashboards/overview.json", " {{gpu_instance_id}} {{compute_instance_id}}", " {{gpu_instance_id}}"), "without compute_instance_id"),
-    ("PromQL that cannot be read", board("overview.json", lambda d: put(series(d)["targets"][0], expr="sum by (instance (up)")), "where"),
+    ("PromQL that cannot be read", board("overview.json", lambda d: put(series(d)["targets"][0], expr="sum by (cluster, instance (up)")), "where"),
     ("a family that no panel shows", text("docs/metrics.md", "| `memledger_build_info`", "| `memledger_new_bytes` | gauge |  | 1 | New. |\n| `memledger_build_info`"), "memledger_new_bytes is not shown"),
 ]  # fmt: skip
 

@@ -1,8 +1,9 @@
 """Sends every query of every dashboard to a real Prometheus, as Grafana would: `panels.py URL [--since TIME] [--wait S]`.
 
 Variables are resolved in order, as Grafana's data source does; each dashboard is queried with All and with the first value of
-each variable. Every query must return data, not only NaN; no two series of a panel may have the same legend; no label of a
-legend may be missing. Queries that may be empty are listed in MAY_BE_EMPTY with the reason.
+each variable. A variable with one value has the first both times. Every query must return data, not only NaN; no two series of a
+panel may have the same legend; no label of a legend may be missing. Queries that may be empty are listed in
+MAY_BE_EMPTY with the reason.
 
 The queries are repeated until all succeed or the wait is over, because the observed events take a moment to happen.
 
@@ -27,6 +28,7 @@ NO_XID = "user space cannot write a driver's line into the kernel log"
 NOT_DROPPED = "has data only where a limit was reached"
 NOT_STUCK = "has data only while a process cannot be killed"
 NOT_ALLOCATED = "the demo has neither a kubelet nor NVIDIA's runtime hook, so nothing reports allocations"
+NO_OWNER = "a container has an owner only where a label for it is configured"
 NOT_REPORTING = "no program of the demo reports from inside; backfill.py queries these panels in a simulated history"
 # reasons that hold wherever the demo runs
 NEVER = {NO_XID, NOT_ALLOCATED, NOT_REPORTING}
@@ -35,13 +37,15 @@ COMPARED = {"all": "piper", "first": "aligner"}
 # (mode, dashboard, part of the panel or annotation) to the reason for which it may be empty
 MAY_BE_EMPTY = {
     ("*", "why.json", "'Xids by container'"): NO_XID,
-    ("first", "container.json", "'Memory pressure'"): ONLY_V2,
+    ("*", "container.json", "'Memory pressure'"): ONLY_V2,
     ("first", "why.json", "'Stalled on memory' A"): ONLY_V2,
-    ("first", "container.json", "'RAM and limit' E"): ONLY_V2,
-    ("first", "container.json", "'Swap' B"): ONLY_V2,
-    ("first", "container.json", "'At the limits' A"): ONLY_V2,
-    ("first", "container.json", "'Faults and refaults' B"): ONLY_V2,
+    ("*", "container.json", "'RAM and limit' E"): ONLY_V2,
+    ("*", "container.json", "'Swap' B"): ONLY_V2,
+    ("*", "container.json", "'At the limits' A"): ONLY_V2,
+    ("*", "container.json", "'Faults and refaults' B"): ONLY_V2,
     ("*", "overview.json", "'GPUs by container: allocated and used' A"): NOT_ALLOCATED,
+    ("*", "overview.json", "'Containers by distance to their limit' I"): NO_OWNER,
+    ("*", "container.json", "'Container' B"): NO_OWNER,
     ("*", "overview.json", "'Read errors and dropped data' B"): NOT_DROPPED,
     ("*", "overview.json", "'Read errors and dropped data' F"): NOT_STUCK,
     ("*", "container.json", "'torch: allocated and reserved'"): NOT_REPORTING,
@@ -101,7 +105,8 @@ class Asking:
         self.start = self.end - span
         self.errors, self.with_data, self.empty = [], 0, []
         self.hosts = set(prometheus.get("label/instance/values", **{"match[]": "memledger_build_info"}))
-        self.values = {"__rate_interval": self.RATE_INTERVAL, "__interval": f"{self.STEP}s", "__range": f"{span}s"}
+        self.values = {"__rate_interval": self.RATE_INTERVAL, "__interval": f"{self.STEP}s"}
+        self.values |= {"__range": f"{span}s", "__range_s": str(span)}
 
     def error(self, where, what):
         self.errors.append(f"{self.name} [{self.mode}] {where}: {what}")
@@ -120,6 +125,8 @@ class Asking:
                 found = [""]
             if name == "group":
                 self.values[name] = self.COMPARED[self.mode]
+            elif not variable["multi"]:
+                self.values[name] = found[0]  # Grafana escapes only the values of variables that can have several
             else:
                 self.values[name] = variable["allValue"] if self.mode == "all" else [found[0]]
 

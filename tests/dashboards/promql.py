@@ -130,9 +130,12 @@ class Parser:
         return self.postfix(self.primary())
 
     def postfix(self, node):
-        while self.peek() in ("[", "offset"):
+        while self.peek() in ("[", "offset", "@"):
             if self.accept("offset"):
                 self.duration()
+                continue
+            if self.accept("@"):
+                self.moment()
                 continue
             self.take("[")
             window = self.duration()
@@ -145,6 +148,13 @@ class Parser:
                 raise Unreadable("a range of something other than a series")
             self.take("]")
         return node
+
+    def moment(self):
+        """What follows @: the start or the end of the range."""
+        if self.take() not in ("start", "end"):
+            raise Unreadable("a time other than start() and end()")
+        self.take("(")
+        self.take(")")
 
     def duration(self):
         if self.kind() != "duration":
@@ -218,6 +228,16 @@ def parse(text):
     return Parser(text).whole()
 
 
+def is_limited(node):
+    """Returns whether topk or bottomk limits the number of series of a result."""
+    if isinstance(node, Binary):
+        sides = [is_limited(node.left), is_limited(node.right)]
+        return all(sides) if node.op == "or" else sides[0] if node.op == "unless" else any(sides)
+    if isinstance(node, Aggregation) and node.function in ("topk", "bottomk"):
+        return True
+    return any(is_limited(child) for child in children(node))
+
+
 def children(node):
     if isinstance(node, Binary):
         return [node.left, node.right]
@@ -252,9 +272,11 @@ class Reader:
             for label in node.labels:
                 if label not in inner:
                     found.append(f"{node.function} {node.mode} ({label}): the series have no such label")
+            if node.function in ("topk", "bottomk"):
+                return inner  # it selects series, of each group
             if node.mode == "by":
                 return set(node.labels)
-            if node.mode == "without" or node.function in ("topk", "bottomk"):
+            if node.mode == "without":
                 return inner - set(node.labels)
             return set()
         if isinstance(node, Call):

@@ -82,6 +82,32 @@ fn gpu_lost_before_the_start_is_expected() {
 }
 
 #[test]
+fn gpu_lost_over_a_reboot_is_expected() {
+    let ledger = tempfile::tempdir().unwrap();
+    let state = format!("--state.path={}", ledger.path().display());
+    let flags = ["--gpu.interval=50ms", state.as_str()];
+    let row = || {
+        let file = ledger.path().join("ledger.sqlite3");
+        let store = rusqlite::Connection::open_with_flags(file, rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY);
+        let query = "SELECT value FROM state WHERE kind = 'gpu_count'";
+        store.and_then(|store| store.query_row(query, [], |row| row.get::<_, String>(0)))
+    };
+    let memledger = Driver::new(&gpus(&[GIB, GIB])).memledger_with(&[], &flags);
+    await_value(&memledger, "memledger_gpus_expected", &[], 2);
+    eventually("the number in the ledger", || row().map_err(|error| error.to_string()));
+    drop(memledger);
+    // the driver finds one less, and says nothing of the other
+    let driver = Driver::new(&gpus(&[GIB]));
+    let memledger = driver.memledger_with(&[], &flags);
+    let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 1);
+    assert_eq!(metrics.value("memledger_gpus_expected", &[]), 2.0);
+    drop(memledger);
+    let memledger = driver.memledger_with(&[], &[&flags[..], &["--gpu.expected=1"]].concat());
+    let metrics = await_value(&memledger, "memledger_gpus_visible", &[], 1);
+    assert_eq!(metrics.value("memledger_gpus_expected", &[]), 1.0, "by the setting");
+}
+
+#[test]
 fn missing_configured_library_is_a_failure_until_it_appears() {
     let container = TestCgroup::container();
     let python = process_in(&container);

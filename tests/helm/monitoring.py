@@ -145,6 +145,7 @@ def changed(root):
                 for name in names:
                     change_alert(rule, values["alerts"].get(name, {}))
                 rule["labels"] |= values["alertLabels"]
+                rule["annotations"].pop("dashboard_url", None)  # there is no grafanaUrl
                 rule["annotations"]["runbook_url"] = f"https://books.example/memledger/{rule['alert']}.md"
                 kept.append(rule)
             group["rules"] = kept

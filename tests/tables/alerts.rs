@@ -19,10 +19,14 @@ struct RuleGroup {
 
 #[derive(Deserialize)]
 struct AlertRule {
+    /// Empty for a recorded series.
+    #[serde(default)]
     alert: String,
     #[serde(rename = "for")]
     wait: Option<String>,
+    #[serde(default)]
     labels: BTreeMap<String, String>,
+    #[serde(default)]
     annotations: BTreeMap<String, String>,
 }
 
@@ -68,7 +72,7 @@ pub fn alerts() -> String {
         );
         let rules = file.groups.iter().find(|it| it.name == group).map_or(&[][..], |group| &group.rules);
         let mut last = "";
-        for rule in rules {
+        for rule in rules.iter().filter(|rule| !rule.alert.is_empty()) {
             let wait = rule.wait.as_ref().map_or_else(String::new, |wait| format!(" after {wait}"));
             let (name, silence) = match rule.alert.as_str() {
                 again if again == last => ("the same".to_owned(), "as above".to_owned()),

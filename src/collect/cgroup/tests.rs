@@ -219,6 +219,35 @@ fn room_below_a_level_of_unknown_memory_is_unknown() {
 }
 
 #[test]
+fn fullest_level_says_whose_limit_it_is() {
+    let stat = |bytes: u64| format!("anon {bytes}\nfile 0\nshmem 0\nkernel 0\nslab_reclaimable 0\nsock 0\n");
+    let slice = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice";
+    for (own, pod, class, all, expected) in [
+        ("100", "100", "max", "max", LimitLevel::Container),
+        ("max", "100", "200", "max", LimitLevel::Pod),
+        ("200", "100", "50", "1000", LimitLevel::Node),
+        ("200", "100", "max", "20", LimitLevel::Node),
+        ("max", "max", "max", "max", LimitLevel::Container),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let parts =
+            [("kubepods.slice", all), ("kubepods.slice/kubepods-burstable.slice", class), (slice, pod)];
+        let own_path = format!("{slice}/crio-a.scope");
+        for (path, max) in parts.into_iter().chain([(&*own_path, own)]) {
+            cgroup(
+                folder.path(),
+                path,
+                &[("memory.current", "1\n"), ("memory.stat", &stat(9)), ("memory.max", &format!("{max}\n"))],
+            );
+        }
+        let memory = collect(folder.path(), &[("a", &own_path)]).memory[0].unwrap();
+        assert_eq!(memory.limit_level, expected, "{own} {pod} {class} {all}");
+    }
+    assert_eq!(LimitLevel::above(Path::new("system.slice/job-pod1.slice")), LimitLevel::Slice);
+    assert_eq!(LimitLevel::above(Path::new("kubepods/burstable")), LimitLevel::Node);
+}
+
+#[test]
 fn levels_open_only_the_files_that_they_need() {
     let folder = tempfile::tempdir().unwrap();
     let files = [

@@ -107,6 +107,7 @@ pub fn record(container: &Container, sandbox: Option<&Sandbox>, filter: &Filter)
         compose_project: "".into(),
         compose_service: "".into(),
         settings: label_settings(&labels),
+        owners: filter.owners(&labels),
         gpus: Arc::default(),
         started: None,
         labels_match: filter.labels_match(&labels),

@@ -332,6 +332,7 @@ mod tests {
             compose_project: "".into(),
             compose_service: "".into(),
             settings: vec![],
+            owners: vec![],
             gpus: [].into(),
             started: Some(50.0),
             labels_match: true,

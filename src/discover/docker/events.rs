@@ -111,6 +111,7 @@ impl DockerEvent {
             compose_project: value("com.docker.compose.project"),
             compose_service: value("com.docker.compose.service"),
             settings: label_settings(&self.attributes),
+            owners: filter.owners(&self.attributes),
             gpus: Arc::default(),
             started: Some(self.at),
             labels_match: filter.labels_match(&self.attributes),

@@ -344,6 +344,7 @@ mod tests {
             compose_project: "".into(),
             compose_service: "".into(),
             settings: vec![],
+            owners: vec![],
             gpus: Arc::default(),
             started: Some(started),
             labels_match: true,

@@ -184,6 +184,7 @@ impl SpooledRun {
             compose_project: "".into(),
             compose_service: "".into(),
             settings: merged(label_settings(&labels), self.settings.clone()),
+            owners: filter.owners(&labels),
             gpus: Arc::default(),
             started: Some(self.started),
             labels_match: filter.labels_match(&labels),

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use crate::clock::ClockStep;
 use crate::discover::ContainerId;
 use crate::events::{Identity, LedgerEvent};
+use crate::gpu_state::gpu_count::GpuCount;
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::reconcile::{AccountingCheckpoint, PersistedKill};
@@ -42,6 +43,8 @@ pub enum StateKind {
     RuntimeCursor,
     /// Id of the last event that a follower has processed, by its name.
     FollowerCursor,
+    /// The highest number of GPUs that a driver counted, by its name.
+    GpuCount,
     /// Unix time of the ledger's first start; its counters count from then.
     StartedAt,
 }
@@ -58,6 +61,7 @@ impl StateKind {
             Self::Accounting => "accounting",
             Self::RuntimeCursor => "runtime_cursor",
             Self::FollowerCursor => "follower_cursor",
+            Self::GpuCount => "gpu_count",
             Self::StartedAt => "started_at",
         }
     }
@@ -169,6 +173,8 @@ pub struct LedgerState {
     pub runtime_cursors: BTreeMap<String, f64>,
     /// See [`StateKind::FollowerCursor`].
     pub follower_cursors: BTreeMap<String, u64>,
+    /// See [`StateKind::GpuCount`].
+    pub gpu_counts: BTreeMap<String, GpuCount>,
     /// See [`StateKind::StartedAt`].
     pub started_at: Option<f64>,
     /// Events that were not settled, by id.
@@ -211,6 +217,7 @@ impl LedgerState {
             accounting: rows.parse::<String, _>(StateKind::Accounting).into_values().next(),
             runtime_cursors: rows.parse(StateKind::RuntimeCursor),
             follower_cursors: rows.parse(StateKind::FollowerCursor),
+            gpu_counts: rows.parse(StateKind::GpuCount),
             started_at: rows.parse::<String, _>(StateKind::StartedAt).into_values().next(),
             unreadable_rows: rows.unreadable,
             ..Self::default()

@@ -277,6 +277,7 @@ impl Story {
                 compose_project: "".into(),
                 compose_service: "".into(),
                 settings: vec![],
+                owners: vec![],
                 gpus: Arc::default(),
                 started: started.map(|started| self.begin.unix_seconds() + started),
                 cgroup: None,

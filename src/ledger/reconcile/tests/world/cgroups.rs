@@ -101,6 +101,7 @@ impl World {
             compose_project: "".into(),
             compose_service: "".into(),
             settings: vec![],
+            owners: vec![],
             gpus: Arc::default(),
             started: Some(self.clocks(begin, self.runs[container][run].start).unix_seconds()),
             cgroup: Some(Arc::new(Cgroup {
