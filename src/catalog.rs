@@ -331,7 +331,7 @@ catalog! {
         "The pod of a container, from the kubelet's container runtime (CRI); value 1.",
         "`attempt`: restarts of the container in this pod before this one. `qos_class`: `guaranteed`, `burstable` or `besteffort`, from the path of its cgroup. `pod_source`: `api`, or `file` or `http` for a static pod. And a label for each of `--cri.pod-labels` and `--cri.pod-annotations` that the pod has. Kept as long as `memledger_container_info`.";
     CONTAINER_OWNER_INFO = Info Container "memledger_container_owner_info" ["owner"] max CONTAINERS,
-        "Whose a container is, by its labels or its pod's that `--container.owner-labels` names; value 1.",
+        "The owner of a container, by its labels or its pod's that `--container.owner-labels` names; value 1.",
         "`owner`: the first one of them that is set; besides, a label for each one that is set: KEY as label_KEY. No series for a container without any. Kept as long as `memledger_container_info`.";
     CONTAINER_START_TIME = Gauge Container "memledger_container_start_time_seconds" [] max CONTAINERS,
         "Unix time of the container's last start, from the runtime; without a runtime, the start of its oldest process.";
@@ -368,10 +368,10 @@ catalog! {
     CONTAINER_MEMORY_LIMIT_UTILIZATION = Gauge Container "memledger_container_memory_limit_utilization_ratio" [] max CONTAINERS,
         "Highest unreclaimable / (lowest of limit and memory.high + free swap) of the cgroups on the container's path to the root; absent when unlimited.",
         "The container with the highest ratio is the next to run out of memory, or to be throttled at memory.high. Rank and alert on this: it takes memory and limit of the same level, however large another level is.";
-    CONTAINER_MEMORY_LIMIT_LEVEL = Info Container "memledger_container_memory_limit_level_info" ["level"] max CONTAINERS,
-        hidden "used by the alerts, which tell a container's own limit from one that several share",
-        "Whose limit `memledger_container_memory_limit_utilization_ratio` is of; value 1.",
-        "`container`: its own; `pod`: its pod's; `node`: that of all pods of the node, or of a QoS class; `slice`: that of another cgroup above it, such as a slice of systemd. Those of node and slice are shared: another container may fill them.";
+    CONTAINER_MEMORY_LEVEL_UTILIZATION = Gauge Container "memledger_container_memory_level_utilization_ratio" ["level"] max CONTAINERS * 4,
+        hidden "the alerts need it, to tell a limit of the container from that of all pods",
+        "Parts of `memledger_container_memory_limit_utilization_ratio`, which is the highest of them, by the level of the limit.",
+        "`container`: its own limit; `pod`: its pod's; `node`: that of all pods of the node, or of a QoS class; `slice`: that of another cgroup above it, such as a slice of systemd. A level without a limit is absent.";
     CONTAINER_MEMORY_HIGH = Gauge Container "memledger_container_memory_high_bytes" [] max CONTAINERS,
         "Usage above which the kernel throttles and reclaims the container: memory.high; absent when unlimited and on cgroup v1.";
     CONTAINER_MEMORY_EVENTS = Counter Container "memledger_container_memory_events_total" ["event"] max CONTAINERS * 2, since Container,

@@ -271,7 +271,7 @@ ALL_ON = 90
 NOT_PLAYED = {
     "MemledgerHostOOMKilled": "the host would have to run out of memory, and with it whoever watches the demo",
     "MemledgerGpuAllocatedButUnused": "the engine of the demo has no container toolkit, so it allocates no GPU",
-    "MemledgerSharedLimitHigh": "the containers of the demo share no limit",
+    "MemledgerNodeLimitHigh": "the containers of the demo share no limit",
     "MemledgerSeriesDropped": "that takes thousands of containers",
     "MemledgerPanicked": "each one is a bug",
     "MemledgerOtlpDown": "the demo exports nothing by OTLP",

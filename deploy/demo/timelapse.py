@@ -14,7 +14,7 @@ import re
 # key of a line in the rule files to the kind of its value
 KEYS = {
     "groups": "", "name": "", "rules": "", "alert": "", "record": "", "labels": "", "annotations": "", "summary": "",
-    "description": "", "runbook_url": "", "expr": "expression", "for": "span", "keep_firing_for": "span", "interval": "span",
+    "description": "", "command": "", "dashboard_url": "", "runbook_url": "", "expr": "expression", "for": "span", "keep_firing_for": "span", "interval": "span",
 }  # fmt: skip
 LINE = re.compile(r"(?P<head>\s*(?:- )?(?P<key>\w+):)(?P<gap> ?)(?P<value>.*)")
 SPAN = re.compile(r"(\d+)(ms|[smhdw])")
@@ -31,7 +31,7 @@ LISTS = {"on", "ignoring", "by", "without", "group_left", "group_right"}
 # functions without an argument that is a duration
 FUNCTIONS = {
     "abs", "absent", "avg", "avg_over_time", "changes", "count", "delta", "deriv", "group", "increase", "label_replace",
-    "last_over_time", "max", "max_over_time", "min", "min_over_time", "rate", "sum", "vector",
+    "last_over_time", "max", "max_over_time", "min", "min_over_time", "rate", "sum", "timestamp", "topk", "vector",
 }  # fmt: skip
 
 

@@ -69,8 +69,8 @@ pub struct ContainerMemory {
     pub high: Option<u64>,
     /// Maximum over the path of unreclaimable / the lower of limit and high.
     pub limit_utilization: Option<f64>,
-    /// The level of that maximum; without one its own.
-    pub limit_level: LimitLevel,
+    /// The maximum at each of [`LimitLevel::ALL`]; `None` where nothing is limited, or its memory is unknown.
+    pub level_utilization: [Option<f64>; 4],
     /// Limit of swap; `None` when unlimited.
     pub swap_limit: Option<u64>,
     /// How often usage was over `memory.high`, and at the limit.
@@ -92,6 +92,12 @@ impl ContainerMemory {
     /// clamped at zero.
     pub fn working_set(&self) -> Option<u64> {
         Some(self.usage.saturating_sub(self.inactive_file?))
+    }
+
+    /// Adds the limit of a cgroup on the path.
+    fn add_level(&mut self, level: LimitLevel, headroom: LevelHeadroom) {
+        let highest = &mut self.level_utilization[level as usize];
+        *highest = (*highest).into_iter().chain(headroom.utilization.ok().flatten()).reduce(f64::max);
     }
 
     /// Returns usage minus all components. Negative when the kernel's values, which are not of one instant, overlap.
@@ -119,7 +125,16 @@ impl ContainerMemory {
         self.write_events(container, series);
         if let Some(ratio) = self.limit_utilization {
             series.container(CONTAINER_MEMORY_LIMIT_UTILIZATION, container, [], ratio);
-            series.container(CONTAINER_MEMORY_LIMIT_LEVEL, container, [self.limit_level.label().into()], 1.0);
+        }
+        for (level, ratio) in std::iter::zip(LimitLevel::ALL, self.level_utilization) {
+            if let Some(ratio) = ratio {
+                series.container(
+                    CONTAINER_MEMORY_LEVEL_UTILIZATION,
+                    container,
+                    [level.label().into()],
+                    ratio,
+                );
+            }
         }
         if let Some(headroom) = self.headroom {
             series.container(CONTAINER_MEMORY_HEADROOM, container, [], headroom as f64);
@@ -202,6 +217,7 @@ struct SlowValues {
 #[derive(Debug)]
 struct Level {
     files: LevelFiles,
+    whose: LimitLevel,
     /// Of its directory: another one under the same path has its own limits.
     inode: u64,
     cycle: u64,
@@ -540,7 +556,8 @@ impl Cgroups {
                 }
                 None => u64::MAX,
             };
-            let level = Level { files, inode, cycle, limits, unreclaimable, swappable, free_swap };
+            let whose = LimitLevel::above(path);
+            let level = Level { files, whose, inode, cycle, limits, unreclaimable, swappable, free_swap };
             self.levels.insert(path.to_path_buf(), level);
         }
         self.levels.get(path).ok_or_else(|| ReadError::Gone(path.display().to_string()))
@@ -564,9 +581,9 @@ impl Cgroups {
                     free_swap = free_swap.min(level.free_swap);
                     memory.effective_limit = memory.effective_limit.into_iter().chain(level.limits.max).min();
                     let swap = free_swap.min(level.swappable);
-                    let whose = LimitLevel::above(path);
-                    tightest =
-                        tightest.and(LevelHeadroom::of(whose, level.limits, level.unreclaimable, swap));
+                    let headroom = LevelHeadroom::of(level.limits, level.unreclaimable, swap);
+                    memory.add_level(level.whose, headroom);
+                    tightest = tightest.and(headroom);
                 }
                 Err(error) => {
                     read_errors.record(&error);
@@ -585,11 +602,11 @@ impl Cgroups {
             (None, _) => 0,
         };
         let swap = free_swap.min(memory.swappable);
-        tightest = tightest.and(LevelHeadroom::of(LimitLevel::Container, own, memory.unreclaimable, swap));
+        let headroom = LevelHeadroom::of(own, memory.unreclaimable, swap);
+        memory.add_level(LimitLevel::Container, headroom);
+        tightest = tightest.and(headroom);
         memory.headroom = tightest.headroom.ok().flatten();
-        let utilization = tightest.utilization.ok().flatten();
-        memory.limit_utilization = utilization.map(|(ratio, _)| ratio);
-        memory.limit_level = utilization.map_or(LimitLevel::Container, |(_, level)| level);
+        memory.limit_utilization = tightest.utilization.ok().flatten();
     }
 
     /// Returns true if a container without a cgroup has existed for so long that it will get none, as a rootless container on

@@ -38,15 +38,14 @@ pub struct UnknownHeadroom;
 pub struct LevelHeadroom {
     /// Limit and free swap minus unreclaimable memory.
     pub headroom: Result<Option<i64>, UnknownHeadroom>,
-    /// Unreclaimable memory as a part of free swap and the lower of limit and high, and at which level.
-    pub utilization: Result<Option<(f64, LimitLevel)>, UnknownHeadroom>,
+    /// Unreclaimable memory as a part of free swap and the lower of limit and high.
+    pub utilization: Result<Option<f64>, UnknownHeadroom>,
 }
 
 /// Whose limit it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitLevel {
     /// The container's own.
-    #[default]
     Container,
     /// That of its pod.
     Pod,
@@ -57,6 +56,9 @@ pub enum LimitLevel {
 }
 
 impl LimitLevel {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::Container, Self::Pod, Self::Node, Self::Slice];
+
     /// Returns whose limit that of a cgroup above a container is.
     pub fn above(path: &Path) -> Self {
         let part = path.file_name().and_then(|part| part.to_str()).unwrap_or_default();
@@ -84,10 +86,10 @@ impl LevelHeadroom {
 
     /// Returns the headroom of a level with these limits, this unreclaimable memory and so much free swap, into which the kernel moves
     /// a part of that memory before it kills.
-    pub fn of(level: LimitLevel, limits: Limits, unreclaimable: Option<u64>, free_swap: u64) -> Self {
+    pub fn of(limits: Limits, unreclaimable: Option<u64>, free_swap: u64) -> Self {
         let pinned = unreclaimable.ok_or(UnknownHeadroom);
         let headroom = |limit: u64| Ok(limit.saturating_add(free_swap) as i64 - pinned? as i64);
-        let utilization = |limit: u64| Ok((pinned? as f64 / limit.saturating_add(free_swap) as f64, level));
+        let utilization = |limit: u64| Ok(pinned? as f64 / limit.saturating_add(free_swap) as f64);
         Self {
             headroom: limits.max.map(headroom).transpose(),
             utilization: limits.lowest().filter(|limit| *limit > 0).map(utilization).transpose(),
@@ -97,9 +99,7 @@ impl LevelHeadroom {
     /// Returns the tightest of both levels. If one of them is unknown, so is the result.
     pub fn and(self, other: Self) -> Self {
         let minimum = |a: Option<i64>, b: Option<i64>| a.into_iter().chain(b).min();
-        let maximum = |a: Option<(f64, _)>, b| {
-            a.into_iter().chain(b).reduce(|a: (f64, _), b| if b.0 >= a.0 { b } else { a })
-        };
+        let maximum = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
         let headroom = self.headroom.and_then(|own| Ok(minimum(own, other.headroom?)));
         let utilization = self.utilization.and_then(|own| Ok(maximum(own, other.utilization?)));
         Self { headroom, utilization }

@@ -118,7 +118,7 @@ impl GpuPeaks {
             series.global(GPUS_VISIBLE, [source.into()], whole as f64);
             self.expected.record(source, reading.counted, now.unix_seconds());
         }
-        for (source, expected) in self.expected.all() {
+        for (source, expected) in self.expected.all(now.unix_seconds()) {
             series.global(GPUS_EXPECTED, [source.into()], expected as f64);
         }
     }

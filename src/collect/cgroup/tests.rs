@@ -219,32 +219,29 @@ fn room_below_a_level_of_unknown_memory_is_unknown() {
 }
 
 #[test]
-fn fullest_level_says_whose_limit_it_is() {
+fn utilization_is_also_shown_for_each_level() {
     let stat = |bytes: u64| format!("anon {bytes}\nfile 0\nshmem 0\nkernel 0\nslab_reclaimable 0\nsock 0\n");
-    let slice = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice";
-    for (own, pod, class, all, expected) in [
-        ("100", "100", "max", "max", LimitLevel::Container),
-        ("max", "100", "200", "max", LimitLevel::Pod),
-        ("200", "100", "50", "1000", LimitLevel::Node),
-        ("200", "100", "max", "20", LimitLevel::Node),
-        ("max", "max", "max", "max", LimitLevel::Container),
-    ] {
-        let folder = tempfile::tempdir().unwrap();
-        let parts =
-            [("kubepods.slice", all), ("kubepods.slice/kubepods-burstable.slice", class), (slice, pod)];
-        let own_path = format!("{slice}/crio-a.scope");
-        for (path, max) in parts.into_iter().chain([(&*own_path, own)]) {
-            cgroup(
-                folder.path(),
-                path,
-                &[("memory.current", "1\n"), ("memory.stat", &stat(9)), ("memory.max", &format!("{max}\n"))],
-            );
-        }
-        let memory = collect(folder.path(), &[("a", &own_path)]).memory[0].unwrap();
-        assert_eq!(memory.limit_level, expected, "{own} {pod} {class} {all}");
+    let class = "kubepods.slice/kubepods-burstable.slice";
+    let pod = format!("{class}/kubepods-burstable-pod1.slice");
+    let own = format!("{pod}/crio-a.scope");
+    let folder = tempfile::tempdir().unwrap();
+    for (path, bytes, max) in
+        [("kubepods.slice", 80, "100"), (class, 60, "200"), (&*pod, 40, "max"), (&*own, 10, "40")]
+    {
+        let max = format!("{max}\n");
+        let files = [("memory.current", "1\n"), ("memory.stat", &*stat(bytes)), ("memory.max", &max)];
+        cgroup(folder.path(), path, &files);
     }
-    assert_eq!(LimitLevel::above(Path::new("system.slice/job-pod1.slice")), LimitLevel::Slice);
-    assert_eq!(LimitLevel::above(Path::new("kubepods/burstable")), LimitLevel::Node);
+    let memory = collect(folder.path(), &[("a", &own)]).memory[0].unwrap();
+    assert_eq!(memory.level_utilization, [Some(0.25), None, Some(0.8), None], "the higher one of the node's");
+    assert_eq!(memory.limit_utilization, Some(0.8));
+    for (path, level) in [
+        ("kubepods/burstable", LimitLevel::Node),
+        ("kubepods/burstable/pod1", LimitLevel::Pod),
+        ("system.slice/job-pod1.slice", LimitLevel::Slice),
+    ] {
+        assert_eq!(LimitLevel::above(Path::new(path)), level, "{path}");
+    }
 }
 
 #[test]

@@ -122,7 +122,9 @@ class Container:
         yield "memledger_container_memory_unreclaimable_bytes", labels, used
         if self.limit:
             yield "memledger_container_memory_effective_limit_bytes", labels, while_running(lambda age, minute: self.limit)
-            yield "memledger_container_memory_limit_utilization_ratio", labels, [None if u is None else round(u / self.limit, 4) for u in used]
+            ratio = [None if u is None else round(u / self.limit, 4) for u in used]
+            yield "memledger_container_memory_limit_utilization_ratio", labels, ratio
+            yield "memledger_container_memory_level_utilization_ratio", labels | {"level": "container"}, ratio
         stalled = total(*self.stalled)
         yield "memledger_container_memory_pressure_stalled_seconds_total", labels, while_running(lambda age, minute: stalled[minute])
         if self.shm:
@@ -140,8 +142,8 @@ class Container:
         for index in self.gpus:
             yield from self.gpu_series(labels | self.host.gpus[index].labels(), index, while_running)
         yield from self.of_the_ledger(labels)
-        level_of_limit = while_running(lambda age, minute: 1 if self.limit else None)
-        yield "memledger_container_memory_limit_level_info", labels | {"level": "container"}, level_of_limit
+        if self.namespace:
+            yield "memledger_container_memory_level_utilization_ratio", labels | {"level": "node"}, while_running(lambda age, minute: 0.7)
 
     def gpu_series(self, labels, index, while_running):
         gpu = self.host.gpus[index]
