@@ -35,7 +35,7 @@ OF_THE_TIME_LAPSE = {"MemledgerGpuDriverFailing"}
 def rules():
     """(alert, severity) of every alert in the rules file."""
     groups = yaml.safe_load((ROOT / "deploy/prometheus/rules/alerts.yml").read_text())["groups"]
-    return {(rule["alert"], rule["labels"]["severity"]) for group in groups for rule in group["rules"]}
+    return {(rule["alert"], rule["labels"]["severity"]) for group in groups for rule in group["rules"] if "alert" in rule}
 
 
 def subject(labels):

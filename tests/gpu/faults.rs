@@ -92,7 +92,8 @@ fn gpu_lost_over_a_reboot_is_expected() {
         let query = "SELECT value FROM state WHERE kind = 'gpu_count'";
         store.and_then(|store| store.query_row(query, [], |row| row.get::<_, String>(0)))
     };
-    let memledger = Driver::new(&gpus(&[GIB, GIB])).memledger_with(&[], &flags);
+    let driver = Driver::new(&gpus(&[GIB, GIB]));
+    let memledger = driver.memledger_with(&[], &flags);
     await_value(&memledger, "memledger_gpus_expected", &[], 2);
     eventually("the number in the ledger", || row().map_err(|error| error.to_string()));
     drop(memledger);

@@ -84,7 +84,7 @@ class Drawing(panels.Asking):
             "from": self.start * 1000,
             "to": self.end * 1000,
             "variables": [
-                {"label": variable.get("label") or name, "value": self.chosen.get(name, "All")}
+                {"label": variable.get("label") or name, "value": self.chosen.get(name, "All" if variable["multi"] else self.values[name])}
                 for name, variable in boards.variables(self.board).items()
                 if name in self.values
             ],
