@@ -217,7 +217,7 @@ struct SlowValues {
 #[derive(Debug)]
 struct Level {
     files: LevelFiles,
-    whose: LimitLevel,
+    limit_level: LimitLevel,
     /// Of its directory: another one under the same path has its own limits.
     inode: u64,
     cycle: u64,
@@ -556,8 +556,9 @@ impl Cgroups {
                 }
                 None => u64::MAX,
             };
-            let whose = LimitLevel::above(path);
-            let level = Level { files, whose, inode, cycle, limits, unreclaimable, swappable, free_swap };
+            let limit_level = LimitLevel::above(path);
+            let level =
+                Level { files, limit_level, inode, cycle, limits, unreclaimable, swappable, free_swap };
             self.levels.insert(path.to_path_buf(), level);
         }
         self.levels.get(path).ok_or_else(|| ReadError::Gone(path.display().to_string()))
@@ -582,7 +583,7 @@ impl Cgroups {
                     memory.effective_limit = memory.effective_limit.into_iter().chain(level.limits.max).min();
                     let swap = free_swap.min(level.swappable);
                     let headroom = LevelHeadroom::of(level.limits, level.unreclaimable, swap);
-                    memory.add_level(level.whose, headroom);
+                    memory.add_level(level.limit_level, headroom);
                     tightest = tightest.and(headroom);
                 }
                 Err(error) => {

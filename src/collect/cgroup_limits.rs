@@ -42,7 +42,7 @@ pub struct LevelHeadroom {
     pub utilization: Result<Option<f64>, UnknownHeadroom>,
 }
 
-/// Whose limit it is.
+/// The level of a memory limit on the cgroup path of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitLevel {
     /// The container's own.
@@ -59,7 +59,7 @@ impl LimitLevel {
     /// All of them, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::Container, Self::Pod, Self::Node, Self::Slice];
 
-    /// Returns whose limit that of a cgroup above a container is.
+    /// Returns the level of a cgroup above a container.
     pub fn above(path: &Path) -> Self {
         let part = path.file_name().and_then(|part| part.to_str()).unwrap_or_default();
         match kubelet_cgroup(part).filter(|_| path.to_string_lossy().contains("kubepods")) {

@@ -22,7 +22,7 @@ const MAX_NAME: usize = 64;
 /// Settings of a run: label name and value, by name.
 pub type RunSettings = Vec<(Arc<str>, Arc<str>)>;
 
-/// The labels that say whose a container is: name of the metric label and value; the first one names the owner.
+/// The labels that name the owner of a container: name of the metric label and value; the first one is the owner.
 pub type OwnerLabels = Vec<(Arc<str>, Arc<str>)>;
 
 impl Filter {
@@ -40,7 +40,7 @@ impl Filter {
         })
     }
 
-    /// Returns the labels that say whose a container is: name of the metric label and value, in the order of the setting.
+    /// Returns the labels that name the owner of a container: name of the metric label and value, in the order of the setting.
     pub fn owners(&self, labels: &HashMap<String, String>) -> OwnerLabels {
         let mut found = OwnerLabels::new();
         for (key, name) in &self.owner_labels {

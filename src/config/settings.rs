@@ -168,7 +168,7 @@ settings! {
         logs: LogSelection = choice("container.logs", &["none"], &[
             ("none", LogSelection::None), ("labelled", LogSelection::Labelled), ("all", LogSelection::All),
         ]);
-        /// Labels of containers, pods and runs that say whose they are, for memledger_container_owner_info: KEY becomes label_KEY, and
+        /// Labels of containers, pods and runs that name their owner, for memledger_container_owner_info: KEY becomes label_KEY, and
         /// the first one that is set becomes `owner`, by which alerts can be routed. Empty: off.
         owner_labels: Vec<(String, Arc<str>)> = text("container.owner-labels", &[
             "team", "owner", "app.kubernetes.io/part-of", "com.docker.compose.project",

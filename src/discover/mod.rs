@@ -203,7 +203,7 @@ pub struct ContainerRecord {
     pub compose_service: Arc<str>,
     /// Run settings of its labels and of the environment variables that a setting names: label name and value.
     pub settings: Vec<(Arc<str>, Arc<str>)>,
-    /// Labels that say whose it is.
+    /// Labels that name its owner.
     pub owners: OwnerLabels,
     /// GPUs allocated to it, if the runtime reports them: index, uuid, or `all`.
     pub gpus: Arc<[Arc<str>]>,
@@ -250,7 +250,7 @@ pub struct Container {
     pub compose_service: Arc<str>,
     /// Run settings: label name and value.
     pub settings: Vec<(Arc<str>, Arc<str>)>,
-    /// Labels that say whose it is.
+    /// Labels that name its owner.
     pub owners: OwnerLabels,
     /// GPUs allocated to it by its runtime or the kubelet: index, uuid, uuid of a MIG instance, or `all`.
     pub gpus: Arc<[Arc<str>]>,
