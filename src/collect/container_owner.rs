@@ -47,16 +47,7 @@ mod tests {
         assert_eq!(ContainerOwner::of(&plain).group(), inner, "the outer one is not shown");
         let nested = Container { nested: true, ..Container::clone(&plain) };
         assert_eq!(ContainerOwner::of(&nested).group(), outer);
-        let pod = Pod {
-            namespace: "n".into(),
-            name: "p".into(),
-            uid: "u".into(),
-            attempt: 0,
-            job: "".into(),
-            source: "".into(),
-            labels: vec![],
-            memory_min_bytes: None,
-        };
+        let pod = Pod { namespace: "n".into(), name: "p".into(), uid: "u".into(), ..Pod::default() };
         let in_pod = Container { pod: Some(Arc::new(pod)), ..nested };
         assert_eq!(ContainerOwner::of(&in_pod).group(), "u");
     }

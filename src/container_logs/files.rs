@@ -192,10 +192,7 @@ mod tests {
             name: "train-0".into(),
             uid: "u".into(),
             attempt: 3,
-            job: "".into(),
-            source: "".into(),
-            labels: vec![],
-            memory_min_bytes: None,
+            ..Pod::default()
         };
         let found = path(Path::new("/var/log/pods"), &pod, "main@cri");
         assert_eq!(found, Path::new("/var/log/pods/team_train-0_u/main/3.log"));

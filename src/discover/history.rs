@@ -6,7 +6,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use futures_util::StreamExt;
+use tokio::time::{Instant, timeout_at};
 
 use super::{ContainerDetails, ContainerId, Identity, RuntimeEvent, cri, docker, run};
 use crate::clock::Timestamp;
@@ -15,7 +16,7 @@ use crate::config::{Config, RuntimeEndpoint};
 /// Time for all responses of all runtimes.
 pub const TIMEOUT: Duration = Duration::from_millis(1_300);
 /// Concurrent queries for the details of a container, per runtime.
-pub const MAX_QUERIES: usize = 8;
+const MAX_QUERIES: usize = 8;
 
 /// The past of the containers of one runtime.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -77,6 +78,22 @@ pub struct HistoryQuery<'a> {
 }
 
 impl HistoryQuery<'_> {
+    /// Queries each of these until the deadline, in order and several at once. `read`: returns whether a response is usable. Returns the
+    /// number of those without a usable one.
+    pub(super) async fn each<T, R, F: Future<Output = R>>(
+        &self,
+        wanted: Vec<T>,
+        query: impl Fn(T) -> F,
+        mut read: impl FnMut(R) -> bool,
+    ) -> usize {
+        let mut unread = wanted.len();
+        let mut responses = futures_util::stream::iter(wanted).map(query).buffer_unordered(MAX_QUERIES);
+        while let Ok(Some(response)) = timeout_at(self.deadline, responses.next()).await {
+            unread -= usize::from(read(response));
+        }
+        unread
+    }
+
     /// Returns the order of a container among those whose details are queried: lower is earlier.
     pub(super) fn rank(&self, id: &str, has_name: impl FnOnce(&str) -> bool) -> u8 {
         let is_wanted = self

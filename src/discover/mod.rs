@@ -15,7 +15,7 @@ pub mod run;
 mod runtime_state;
 mod status_queries;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::fmt::{Display, Formatter};
 use std::path::{Component, Path, PathBuf};
@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Filter, GROUP_SETTING, OwnerLabels, RunSettings};
+use crate::config::{Filter, GROUP_SETTING, OwnerLabels, RunSettings, label_settings};
 use crate::host::process::{ProcessFacts, ProcessId};
 use crate::parse::kubernetes::{Qos, qos};
 use crate::series::bounded;
@@ -159,7 +159,7 @@ impl Identity {
 }
 
 /// The pod that a container is in.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
     /// Its namespace.
     pub namespace: Arc<str>,
@@ -216,6 +216,44 @@ pub struct ContainerRecord {
 }
 
 impl ContainerRecord {
+    /// Creates the record of a container with these labels, outside Kubernetes, without a start time. It has the Compose labels.
+    pub fn labelled(
+        id: &str,
+        runtime: &'static str,
+        [name, image]: [&str; 2],
+        labels: &HashMap<String, String>,
+        filter: &Filter,
+    ) -> Self {
+        let label = |key: &str| bounded(labels.get(key).map_or("", String::as_str));
+        Self {
+            id: ContainerId::new(id),
+            runtime,
+            name: bounded(name.trim_start_matches('/')).to_string(),
+            pod: None,
+            image: bounded(image),
+            compose_project: label("com.docker.compose.project"),
+            compose_service: label("com.docker.compose.service"),
+            settings: label_settings(labels),
+            owners: filter.owners(labels),
+            gpus: Arc::default(),
+            started: None,
+            labels_match: filter.labels_match(labels),
+            reads_log: filter.reads_log(labels),
+        }
+    }
+
+    /// Returns an event of it.
+    pub fn event(&self, at: f64, what: EventKind) -> RuntimeEvent {
+        RuntimeEvent {
+            runtime: self.runtime,
+            socket: Arc::default(),
+            id: self.id.clone(),
+            at,
+            named: Some(self.details()),
+            what,
+        }
+    }
+
     /// Returns its details, for an event.
     pub fn details(&self) -> ContainerDetails {
         let identity = Identity::canonical(&self.name, self.pod.as_deref());
@@ -327,26 +365,12 @@ impl Container {
 impl Container {
     /// Returns a container of which only the id and the cgroup are known.
     pub fn in_cgroup(id: &str, path: &str) -> Arc<Self> {
+        let cgroup = Cgroup { path: path.into(), inode: None, below: vec![], is_truncated: false };
         Arc::new(Self {
             id: ContainerId::new(id),
-            identity: Identity::named(id),
             runtime: "unknown",
-            pod: None,
-            image: "".into(),
-            compose_project: "".into(),
-            compose_service: "".into(),
-            settings: vec![],
-            owners: vec![],
-            gpus: Arc::default(),
-            started: None,
-            cgroup: Some(Arc::new(Cgroup {
-                path: path.into(),
-                inode: None,
-                below: vec![],
-                is_truncated: false,
-            })),
-            nested: false,
-            reads_log: false,
+            cgroup: Some(Arc::new(cgroup)),
+            ..Self::known_by_name(Identity::named(id))
         })
     }
 }

@@ -1,5 +1,7 @@
 //! Formats times, durations, counts and untrusted names for display.
 
+use nix::sys::signal::Signal;
+
 use crate::series::human_bytes;
 
 /// Longest name that is shown in a sentence.
@@ -100,28 +102,8 @@ pub(super) fn bytes(count: u64) -> String {
 
 /// Returns the name of a Linux signal, if it has one.
 pub(super) fn signal(number: i64) -> String {
-    let name = match number {
-        1 => "SIGHUP",
-        2 => "SIGINT",
-        3 => "SIGQUIT",
-        4 => "SIGILL",
-        5 => "SIGTRAP",
-        6 => "SIGABRT",
-        7 => "SIGBUS",
-        8 => "SIGFPE",
-        9 => "SIGKILL",
-        10 => "SIGUSR1",
-        11 => "SIGSEGV",
-        12 => "SIGUSR2",
-        13 => "SIGPIPE",
-        14 => "SIGALRM",
-        15 => "SIGTERM",
-        24 => "SIGXCPU",
-        25 => "SIGXFSZ",
-        31 => "SIGSYS",
-        _ => return format!("signal {number}"),
-    };
-    name.to_owned()
+    let known = i32::try_from(number).ok().and_then(|number| Signal::try_from(number).ok());
+    known.map_or_else(|| format!("signal {number}"), |signal| signal.as_str().to_owned())
 }
 
 /// Returns the signal that an exit code means: 128 plus its number.

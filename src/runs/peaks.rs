@@ -407,19 +407,9 @@ mod tests {
     fn container(id: char, name: &str, started: f64) -> Arc<Container> {
         Arc::new(Container {
             id: ContainerId::new(&id.to_string().repeat(64)),
-            identity: Identity::named(name),
             runtime: "docker",
-            pod: None,
-            image: "".into(),
-            compose_project: "".into(),
-            compose_service: "".into(),
-            settings: vec![],
-            owners: vec![],
-            gpus: Arc::default(),
             started: Some(started),
-            cgroup: None,
-            nested: false,
-            reads_log: false,
+            ..Container::known_by_name(Identity::named(name))
         })
     }
 

@@ -216,11 +216,8 @@ fn groups_have_an_order_and_stay_while_the_runtime_is_away() {
         namespace: "team".into(),
         name: "train-0".into(),
         uid: "u".into(),
-        attempt: 0,
         job: "sweep-7".into(),
-        source: "".into(),
-        labels: vec![],
-        memory_min_bytes: None,
+        ..Pod::default()
     }));
     assert_eq!(&*in_pod.group(), "team/sweep-7/pytorch");
     for labelled in [&mut compose, &mut in_pod] {

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::messages::{Container, ContainerStatusResponse, PodSandbox};
 use super::{RUNTIME, unix_seconds};
-use crate::config::{CriSettings, Filter, label_settings, merged};
-use crate::discover::{ContainerDetails, ContainerId, ContainerRecord, Pod};
+use crate::config::{CriSettings, Filter, merged};
+use crate::discover::{ContainerDetails, ContainerRecord, Pod};
 use crate::series::bounded;
 
 /// Label with the Job that created a pod.
@@ -53,11 +53,10 @@ impl Sandbox {
             namespace: bounded(&metadata.namespace),
             name: bounded(&metadata.name),
             uid: bounded(&metadata.uid),
-            attempt: 0,
             job: sandbox.labels.get(JOB_NAME).map_or("".into(), |job| bounded(job)),
             source: sandbox.annotations.get(SOURCE_ANNOTATION).map_or("".into(), |source| bounded(source)),
             labels,
-            memory_min_bytes: None,
+            ..Pod::default()
         };
         Some(Self { pod, labels: sandbox.labels })
     }
@@ -89,29 +88,19 @@ pub fn record(container: &Container, sandbox: Option<&Sandbox>, filter: &Filter)
             namespace: label("io.kubernetes.pod.namespace"),
             name: label("io.kubernetes.pod.name"),
             uid: label("io.kubernetes.pod.uid"),
-            attempt: 0,
             job: label(JOB_NAME),
-            source: "".into(),
-            labels: vec![],
-            memory_min_bytes: None,
+            ..Pod::default()
         },
     };
     let mut labels = container.labels.clone();
     labels.extend(sandbox.iter().flat_map(|sandbox| sandbox.labels.clone()));
+    let record = ContainerRecord::labelled(&container.id, RUNTIME, [&metadata.name, ""], &labels, filter);
     Some(ContainerRecord {
-        id: ContainerId::new(&container.id),
-        runtime: RUNTIME,
-        name: bounded(&metadata.name).to_string(),
         pod: Some(Arc::new(Pod { attempt: metadata.attempt, ..pod })),
-        image: image(container.image.as_ref().map(|image| (&*image.user_specified_image, &*image.image))),
         compose_project: "".into(),
         compose_service: "".into(),
-        settings: label_settings(&labels),
-        owners: filter.owners(&labels),
-        gpus: Arc::default(),
-        started: None,
-        labels_match: filter.labels_match(&labels),
-        reads_log: filter.reads_log(&labels),
+        image: image(container.image.as_ref().map(|image| (&*image.user_specified_image, &*image.image))),
+        ..record
     })
 }
 

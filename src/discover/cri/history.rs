@@ -2,15 +2,14 @@
 
 use std::collections::HashMap;
 
-use futures_util::StreamExt;
 use tokio::time::timeout_at;
 
 use super::convert::{Sandbox, complete, record};
 use super::messages::{Container, ContainerState, ContainerStatus, ContainerStatusResponse};
 use super::{CriClient, CriError, RUNTIME, SocketSearch, find, unix_seconds};
 use crate::config::{CriSettings, Filter};
-use crate::discover::history::{ExistingContainer, HistoryQuery, MAX_QUERIES, RuntimeHistory, TIMEOUT};
-use crate::discover::{ConnectionState, ContainerRecord, EventKind, RuntimeEvent};
+use crate::discover::history::{ExistingContainer, HistoryQuery, RuntimeHistory, TIMEOUT};
+use crate::discover::{ConnectionState, ContainerRecord, EventKind};
 
 /// Reads what the kubelet's runtime knows of the past; `None` if there is none.
 pub async fn history(
@@ -64,25 +63,22 @@ async fn read(
         query.rank(record.id.as_str(), |wanted| wanted.rsplit('/').next() == Some(&*record.name))
     };
     wanted.sort_by_cached_key(|(container, record)| (rank(record), std::cmp::Reverse(container.created_at)));
-    let mut left = wanted.len();
     for (_, record) in &wanted {
-        history.events.push(event_of(record, query.since, EventKind::Exists));
+        history.events.push(record.event(query.since, EventKind::Exists));
     }
-    let mut responses = futures_util::stream::iter(wanted)
-        .map(|(container, record)| async move {
-            let status = client.status(&container.id, true, std::time::Duration::from_secs(1)).await;
-            (container, record, status)
+    let status = |(container, record): (Container, ContainerRecord)| async move {
+        let status = client.status(&container.id, true, std::time::Duration::from_secs(1)).await;
+        (container, record, status)
+    };
+    history.unread = query
+        .each(wanted, status, |(container, record, status)| match status {
+            Ok(response) => {
+                read_status(&container, record, &response, filter, history);
+                true
+            }
+            Err(error) => error.is_gone(),
         })
-        .buffer_unordered(MAX_QUERIES);
-    while let Ok(Some((container, record, status))) = timeout_at(query.deadline, responses.next()).await {
-        match status {
-            Ok(response) => read_status(&container, record, &response, filter, history),
-            Err(error) if error.is_gone() => {}
-            Err(_) => continue,
-        }
-        left -= 1;
-    }
-    history.unread = left;
+        .await;
     Ok(())
 }
 
@@ -97,11 +93,11 @@ fn read_status(
     let status = response.status.as_ref();
     let is_running = container.state == ContainerState::Running as i32;
     if let Some(at) = record.started {
-        history.events.push(event_of(&record, at, EventKind::Running { pid: started.pid }));
+        history.events.push(record.event(at, EventKind::Running { pid: started.pid }));
         let finished = status.and_then(|status| Some((unix_seconds(status.finished_at)?, status)));
         history.events.extend(finished.map(|(at, status)| {
             let oom_flag = Some(status.reason == "OOMKilled");
-            event_of(&record, at, EventKind::Ended { exit_code: Some(status.exit_code.into()), oom_flag })
+            record.event(at, EventKind::Ended { exit_code: Some(status.exit_code.into()), oom_flag })
         }));
     }
     history.containers.push(ExistingContainer {
@@ -115,15 +111,4 @@ fn read_status(
         limit_bytes: status.and_then(ContainerStatus::memory_limit),
         restarts: record.pod.as_ref().map(|pod| pod.attempt.into()),
     });
-}
-
-fn event_of(record: &ContainerRecord, at: f64, what: EventKind) -> RuntimeEvent {
-    RuntimeEvent {
-        runtime: RUNTIME,
-        socket: std::sync::Arc::default(),
-        id: record.id.clone(),
-        at,
-        named: Some(record.details()),
-        what,
-    }
 }

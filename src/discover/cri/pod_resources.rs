@@ -313,31 +313,11 @@ mod tests {
 
     #[test]
     fn re_created_pod_loses_allocation_of_its_predecessor() {
-        let pod = Pod {
-            namespace: "ml".into(),
-            name: "train-0".into(),
-            uid: "u".into(),
-            attempt: 0,
-            job: "".into(),
-            source: "".into(),
-            labels: vec![],
-            memory_min_bytes: None,
-        };
-        let mut record = ContainerRecord {
-            id: ContainerId::new("a"),
-            runtime: "cri",
-            name: "main".into(),
-            pod: Some(Arc::new(pod)),
-            image: "".into(),
-            compose_project: "".into(),
-            compose_service: "".into(),
-            settings: vec![],
-            owners: vec![],
-            gpus: [].into(),
-            started: Some(50.0),
-            labels_match: true,
-            reads_log: false,
-        };
+        let pod = Pod { namespace: "ml".into(), name: "train-0".into(), uid: "u".into(), ..Pod::default() };
+        let labels = HashMap::new();
+        let record =
+            ContainerRecord::labelled("a", "cri", ["main", ""], &labels, &crate::config::Filter::default());
+        let mut record = ContainerRecord { pod: Some(Arc::new(pod)), started: Some(50.0), ..record };
         let mut allocations = given_to("train-0", &["GPU-b"]);
         allocations.extend(given_to("train-1", &["GPU-c"]));
         let last_response = |running: &[&ContainerRecord]| {

@@ -75,13 +75,9 @@ impl ListedRun {
     ) {
         let began = self.is_new.then_some(EventKind::Started);
         let ran = began.into_iter().chain([EventKind::Running { pid: None }]);
-        runtime_events.extend(ran.map(|what| runtime_event(&self.record, self.created, what)));
+        runtime_events.extend(ran.map(|what| self.record.event(self.created, what)));
         let at = self.ended.unwrap_or(now).unix_seconds().max(self.created);
-        runtime_events.push(runtime_event(
-            &self.record,
-            at,
-            EventKind::Ended { exit_code: None, oom_flag: None },
-        ));
+        runtime_events.push(self.record.event(at, EventKind::Ended { exit_code: None, oom_flag: None }));
         source.end_run(id, f64::INFINITY, (!self.ran).then(|| self.record.clone()));
     }
 }
@@ -141,7 +137,7 @@ impl<'a> CriReconciler<'a> {
             let Some(record) = record(container, sandbox, self.filter) else { continue };
             let created = unix_seconds(container.created_at).unwrap_or(now.unix_seconds());
             if !self.resume.reported.contains_key(&id) {
-                runtime_events.push(runtime_event(&record, created, EventKind::Exists));
+                runtime_events.push(record.event(created, EventKind::Exists));
                 let is_new_run = self.resume.has_list || container.state() == ContainerState::Created;
                 self.resume.reported.insert(
                     id.clone(),
@@ -233,9 +229,9 @@ impl<'a> CriReconciler<'a> {
         };
         let reported = self.resume.reported.insert(record.id.clone(), ReportedState::Running);
         if self.is_new_run(reported.as_ref(), at) {
-            runtime_events.push(runtime_event(&record, at, EventKind::Started));
+            runtime_events.push(record.event(at, EventKind::Started));
         }
-        runtime_events.push(runtime_event(&record, at, EventKind::Running { pid: started.pid }));
+        runtime_events.push(record.event(at, EventKind::Running { pid: started.pid }));
         self.source.add_running(record);
     }
 
@@ -268,20 +264,20 @@ impl<'a> CriReconciler<'a> {
             _ if is_reported => {}
             // it started and ended between two lists, or between two connections
             reported if self.is_new_run(reported.as_ref(), started) => {
-                runtime_events.push(runtime_event(&record, started, EventKind::Started))
+                runtime_events.push(record.event(started, EventKind::Started))
             }
             _ if ran => {}
             _ => return, // it had ended before memledger started
         }
         if reported != Some(ReportedState::Running) && !is_reported {
-            runtime_events.push(runtime_event(&record, started, EventKind::Running { pid: None }));
+            runtime_events.push(record.event(started, EventKind::Running { pid: None }));
         }
         // containerd sets the start time when it processes the start, and the shim the end time at once: on a busy node a
         // short run ends before it starts. Reported in that order, it would never end.
         let at = unix_seconds(status.finished_at).unwrap_or(now.unix_seconds()).max(started);
         let oom_flag = (!status.reason.is_empty()).then(|| status.reason == "OOMKilled");
         let what = EventKind::Ended { exit_code: Some(status.exit_code.into()), oom_flag };
-        runtime_events.push(runtime_event(&record, at, what));
+        runtime_events.push(record.event(at, what));
         let was_running = ran || is_reported || reported == Some(ReportedState::Running);
         self.source.end_run(&record.id.clone(), f64::INFINITY, (!was_running).then_some(record));
     }
@@ -478,17 +474,6 @@ impl Runtime for CriConnection<'_> {
 
     fn list_interval(&self) -> Duration {
         if matches!(self.events, CriEventStream::Stream(_)) { LIST_INTERVAL.1 } else { LIST_INTERVAL.0 }
-    }
-}
-
-fn runtime_event(record: &ContainerRecord, at: f64, what: EventKind) -> RuntimeEvent {
-    RuntimeEvent {
-        runtime: RUNTIME,
-        socket: std::sync::Arc::default(),
-        id: record.id.clone(),
-        at,
-        named: Some(record.details()),
-        what,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Converts responses of inspect and list into container records and runtime events.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bollard::models::{
@@ -7,92 +8,84 @@ use bollard::models::{
 };
 
 use super::Watcher;
-use crate::config::{label_settings, merged};
-use crate::discover::{ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent};
+use crate::config::merged;
+use crate::discover::{ContainerRecord, EventKind, RuntimeEvent};
 use crate::series::bounded;
 
-/// Result of an inspect.
+/// A container as inspect shows it.
 #[derive(Clone, Debug, PartialEq)]
-pub enum InspectResult {
-    /// It runs. The host pid of its first process; `None` while it waits for a restart.
-    Running(ContainerRecord, Option<u32>),
-    /// It does not run.
-    Stopped {
-        /// Its name, image and settings.
-        named: ContainerDetails,
-        /// Exit code of its last run.
-        exit_code: Option<i64>,
-        /// The runtime's OOMKilled flag of its last run.
-        oom_flag: Option<bool>,
-        /// Unix time of the end of its last run; `None` if it never ran.
-        finished: Option<f64>,
-    },
-    /// It does not exist.
-    Gone,
+pub struct Inspected {
+    /// Its record, with the start of its last run and the settings of its environment.
+    pub record: ContainerRecord,
+    /// It runs. While it waits for its restart it does not, although Docker calls it running.
+    pub is_running: bool,
+    /// Host pid of its first process.
+    pub pid: Option<u32>,
+    /// Unix time of the end of its last run; if it runs, of the run before.
+    pub finished: Option<f64>,
+    /// Exit code of its last run; of a run in progress it has no meaning.
+    pub exit_code: Option<i64>,
+    /// The runtime's OOMKilled flag of its last run; of a run in progress it has no meaning.
+    pub oom_flag: Option<bool>,
+    /// Why its last start failed.
+    pub start_error: Option<String>,
+    /// Its memory limit in bytes.
+    pub limit_bytes: Option<u64>,
+    /// How often its restart policy has restarted it.
+    pub restarts: Option<u64>,
+}
+
+impl Inspected {
+    /// Returns the event that it runs; `None` if it does not, or if its pid or its start time is unknown.
+    pub fn running(&self) -> Option<RuntimeEvent> {
+        let (at, pid) = (self.record.started?, Some(self.pid?));
+        self.is_running.then(|| self.record.event(at, EventKind::Running { pid }))
+    }
+
+    /// Returns how its last run ended.
+    pub fn ended(&self) -> EventKind {
+        EventKind::Ended { exit_code: self.exit_code, oom_flag: self.oom_flag }
+    }
 }
 
 impl Watcher<'_> {
-    /// Converts a response of inspect. Without an id or a name, the container counts as gone.
-    pub fn parse_inspect(&self, response: ContainerInspectResponse) -> InspectResult {
-        let (Some(id), Some(name), Some(state)) = (response.id, response.name, response.state) else {
-            return InspectResult::Gone;
-        };
-        let config = response.config.unwrap_or_default();
-        let labels = config.labels.unwrap_or_default();
-        let label = |key: &str| bounded(labels.get(key).map_or("", String::as_str));
-        let record = ContainerRecord {
-            id: ContainerId::new(&id),
-            runtime: self.endpoint.runtime,
-            name: bounded(name.trim_start_matches('/')).to_string(),
-            pod: None,
-            image: bounded(config.image.as_deref().unwrap_or_default()),
-            compose_project: label("com.docker.compose.project"),
-            compose_service: label("com.docker.compose.service"),
-            settings: merged(
-                label_settings(&labels),
-                self.filter.settings_of(config.env.iter().flatten().map(String::as_str)),
-            ),
-            owners: self.filter.owners(&labels),
-            gpus: gpus(response.host_config.and_then(|host| host.device_requests).unwrap_or_default()),
-            started: state.started_at.as_deref().and_then(unix_seconds),
-            labels_match: self.filter.labels_match(&labels),
-            reads_log: self.filter.reads_log(&labels),
-        };
-        // while it waits for its restart Docker calls it running, without a process
-        if state.running != Some(true) || state.restarting == Some(true) {
-            return InspectResult::Stopped {
-                named: record.details(),
-                exit_code: state.exit_code,
-                oom_flag: state.oom_killed,
-                finished: state.finished_at.as_deref().and_then(unix_seconds),
-            };
-        }
-        let pid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
-        InspectResult::Running(record, pid)
+    /// Converts a response of inspect; `None` without an id, a name or a state.
+    pub fn parse_inspect(&self, response: ContainerInspectResponse) -> Option<Inspected> {
+        let (id, name, state) = (response.id?, response.name?, response.state?);
+        let (config, host) = (response.config.unwrap_or_default(), response.host_config.unwrap_or_default());
+        let of_environment = self.filter.settings_of(config.env.iter().flatten().map(String::as_str));
+        let record =
+            self.record(&id, [&name, &config.image.unwrap_or_default()], &config.labels.unwrap_or_default());
+        Some(Inspected {
+            record: ContainerRecord {
+                settings: merged(record.settings, of_environment),
+                gpus: gpus(host.device_requests.unwrap_or_default()),
+                started: state.started_at.as_deref().and_then(unix_seconds),
+                ..record
+            },
+            is_running: state.running == Some(true) && state.restarting != Some(true),
+            pid: state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0),
+            finished: state.finished_at.as_deref().and_then(unix_seconds),
+            exit_code: state.exit_code,
+            oom_flag: state.oom_killed,
+            start_error: state.error.filter(|error| !error.is_empty()),
+            limit_bytes: host.memory.and_then(|limit| u64::try_from(limit).ok()).filter(|limit| *limit > 0),
+            restarts: response.restart_count.and_then(|restarts| u64::try_from(restarts).ok()),
+        })
     }
 
     /// Creates a record from the list alone, without settings of its environment and start time.
     pub fn record_from_list(&self, listed: &ContainerSummary) -> Option<ContainerRecord> {
         let labels = listed.labels.clone().unwrap_or_default();
-        let label = |key: &str| bounded(labels.get(key).map_or("", String::as_str));
         let names = listed.names.as_deref().unwrap_or_default();
         // the list includes the names that links give it, as /OTHER/NAME
         let name = names.iter().map(|name| name.trim_start_matches('/')).find(|name| !name.contains('/'))?;
-        Some(ContainerRecord {
-            id: ContainerId::new(listed.id.as_deref()?),
-            runtime: self.endpoint.runtime,
-            name: bounded(name).to_string(),
-            pod: None,
-            image: bounded(listed.image.as_deref().unwrap_or_default()),
-            compose_project: label("com.docker.compose.project"),
-            compose_service: label("com.docker.compose.service"),
-            settings: label_settings(&labels),
-            owners: self.filter.owners(&labels),
-            gpus: Arc::default(),
-            started: None,
-            labels_match: self.filter.labels_match(&labels),
-            reads_log: self.filter.reads_log(&labels),
-        })
+        let image = listed.image.as_deref().unwrap_or_default();
+        Some(self.record(listed.id.as_deref()?, [name, image], &labels))
+    }
+
+    fn record(&self, id: &str, texts: [&str; 2], labels: &HashMap<String, String>) -> ContainerRecord {
+        ContainerRecord::labelled(id, self.endpoint.runtime, texts, labels, self.filter)
     }
 }
 
@@ -142,27 +135,6 @@ pub fn is_recent(listed: &ContainerSummary) -> bool {
         .status
         .as_deref()
         .is_some_and(|status| status.contains("second") || status.contains("About a minute"))
-}
-
-/// Creates the event that a container runs; `None` if the pid or the start time is unknown.
-pub fn running(record: &ContainerRecord, pid: Option<u32>) -> Option<RuntimeEvent> {
-    Some(RuntimeEvent { at: record.started?, ..event_of(record, EventKind::Running { pid: Some(pid?) }) })
-}
-
-/// Creates the event that a container exists.
-pub fn exists(record: &ContainerRecord, at: f64) -> RuntimeEvent {
-    RuntimeEvent { at, ..event_of(record, EventKind::Exists) }
-}
-
-fn event_of(record: &ContainerRecord, what: EventKind) -> RuntimeEvent {
-    RuntimeEvent {
-        runtime: record.runtime,
-        socket: Arc::default(),
-        id: record.id.clone(),
-        at: 0.0,
-        named: Some(record.details()),
-        what,
-    }
 }
 
 /// Converts an API time stamp to Unix time; Docker writes UTC, Podman local time with its offset.

@@ -9,13 +9,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use bollard::models::EventMessage;
+use nix::sys::signal::Signal;
 
 use crate::clock::Timestamp;
-use crate::config::{Filter, label_settings};
-use crate::discover::registry::strip_compose_prefix;
-use crate::discover::{ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent};
+use crate::config::Filter;
+use crate::discover::{ContainerId, ContainerRecord, EventKind, RuntimeEvent};
 use crate::host::bounds::CONTAINER_ID;
-use crate::series::bounded;
 
 /// The subscribed event types. `died` is Podman's name for `die`.
 pub const EVENT_TYPES: [&str; 10] =
@@ -101,79 +100,29 @@ impl DockerEvent {
 
     /// Creates the record of a run from this event alone; `None` without a name.
     pub fn record(&self, runtime: &'static str, filter: &Filter) -> Option<ContainerRecord> {
-        let value = |key: &str| bounded(self.attributes.get(key).map_or("", String::as_str));
-        let record = ContainerRecord {
-            id: self.id.clone(),
-            runtime,
-            name: value("name").trim_start_matches('/').to_owned(),
-            pod: None,
-            image: value("image"),
-            compose_project: value("com.docker.compose.project"),
-            compose_service: value("com.docker.compose.service"),
-            settings: label_settings(&self.attributes),
-            owners: filter.owners(&self.attributes),
-            gpus: Arc::default(),
-            started: Some(self.at),
-            labels_match: filter.labels_match(&self.attributes),
-            reads_log: filter.reads_log(&self.attributes),
-        };
-        (!record.name.is_empty()).then_some(record)
+        let texts = ["name", "image"].map(|key| self.attributes.get(key).map_or("", String::as_str));
+        let record = ContainerRecord::labelled(self.id.as_str(), runtime, texts, &self.attributes, filter);
+        (!record.name.is_empty()).then_some(ContainerRecord { started: Some(self.at), ..record })
     }
 }
 
-/// Creates the details of a container, with the name without Compose's temporary prefix.
-pub fn named(name: &str, image: &str, labels_match: bool) -> ContainerDetails {
-    let name = bounded(strip_compose_prefix(name.trim_start_matches('/')));
-    ContainerDetails { name, image: bounded(image), labels_match, ..ContainerDetails::default() }
-}
-
-/// Parses a signal from its number or its name with or without `SIG`; numbers of Linux on x86 and Arm.
+/// Parses a signal from its number or its name with or without `SIG`; numbers of this machine's Linux.
 fn signal(text: &str) -> Option<i32> {
-    const NAMES: &[(&str, i32)] = &[
-        ("HUP", libc::SIGHUP),
-        ("INT", libc::SIGINT),
-        ("QUIT", libc::SIGQUIT),
-        ("ILL", libc::SIGILL),
-        ("TRAP", libc::SIGTRAP),
-        ("ABRT", libc::SIGABRT),
-        ("BUS", libc::SIGBUS),
-        ("FPE", libc::SIGFPE),
-        ("KILL", libc::SIGKILL),
-        ("USR1", libc::SIGUSR1),
-        ("SEGV", libc::SIGSEGV),
-        ("USR2", libc::SIGUSR2),
-        ("PIPE", libc::SIGPIPE),
-        ("ALRM", libc::SIGALRM),
-        ("TERM", libc::SIGTERM),
-        ("CHLD", libc::SIGCHLD),
-        ("CONT", libc::SIGCONT),
-        ("STOP", libc::SIGSTOP),
-        ("TSTP", libc::SIGTSTP),
-        ("TTIN", libc::SIGTTIN),
-        ("TTOU", libc::SIGTTOU),
-        ("URG", libc::SIGURG),
-        ("XCPU", libc::SIGXCPU),
-        ("XFSZ", libc::SIGXFSZ),
-        ("VTALRM", libc::SIGVTALRM),
-        ("PROF", libc::SIGPROF),
-        ("WINCH", libc::SIGWINCH),
-        ("IO", libc::SIGIO),
-        ("PWR", libc::SIGPWR),
-        ("SYS", libc::SIGSYS),
-        ("RTMIN", 34), // the first real-time signal that the C library does not use; systemd stops on RTMIN+3
-    ];
+    /// The first real-time signal that the C library does not use; systemd stops on RTMIN+3.
+    const RTMIN: i32 = 34;
     if let Ok(number) = text.parse() {
         return Some(number).filter(|number| (1..=64).contains(number));
     }
     let upper = text.to_ascii_uppercase();
     let name = upper.strip_prefix("SIG").unwrap_or(&upper);
-    let (name, more) = match name.split_once('+') {
-        Some((name @ "RTMIN", more)) => {
-            (name, more.parse::<i32>().ok().filter(|more| (0..=30).contains(more))?)
+    match name.strip_prefix("RTMIN") {
+        Some("") => Some(RTMIN),
+        Some(above) => {
+            let above: i32 = above.strip_prefix('+')?.parse().ok()?;
+            (0..=30).contains(&above).then_some(RTMIN + above)
         }
-        _ => (name, 0),
-    };
-    NAMES.iter().find(|(known, _)| *known == name).map(|(_, number)| number + more)
+        None => format!("SIG{name}").parse::<Signal>().ok().map(|signal| signal as i32),
+    }
 }
 
 /// Detects duplicate events, by the whole event and not by its time, because clocks may be set back.

@@ -5,18 +5,18 @@ use std::collections::VecDeque;
 
 use bollard::Docker;
 use bollard::errors::Error;
-use bollard::models::{ContainerInspectResponse, ContainerState, ContainerSummary};
+use bollard::models::ContainerSummary;
 use futures_util::StreamExt;
 use tokio::time::timeout_at;
 
 use super::connection::{events_options, now_as_text};
-use super::convert::{exists, unix_seconds};
-use super::events::{DockerEvent, named};
+use super::convert::Inspected;
+use super::events::DockerEvent;
 use super::transport::{Allowance, client};
 use super::{Watcher, explain};
 use crate::config::{Filter, RuntimeEndpoint};
-use crate::discover::history::{ExistingContainer, HistoryQuery, MAX_QUERIES, RuntimeHistory};
-use crate::discover::{ContainerDetails, ContainerId, EventKind, RuntimeEvent, RuntimeState};
+use crate::discover::history::{ExistingContainer, HistoryQuery, RuntimeHistory};
+use crate::discover::{EventKind, RuntimeEvent, RuntimeState};
 use crate::host::bounds::PAST_EVENTS;
 
 /// Reads what an engine knows of the past.
@@ -88,82 +88,58 @@ async fn inspect_all(
     history: &mut RuntimeHistory,
 ) -> Vec<Vec<RuntimeEvent>> {
     for record in listed.iter().filter_map(|listed| watcher.record_from_list(listed)) {
-        history.events.push(exists(&record, query.since));
+        history.events.push(record.event(query.since, EventKind::Exists));
     }
     let rank = |listed: &ContainerSummary| {
         let name = watcher.record_from_list(listed).map(|record| record.name).unwrap_or_default();
         query.rank(listed.id.as_deref().unwrap_or(""), |wanted| name == wanted)
     };
     listed.sort_by_cached_key(|listed| (rank(listed), std::cmp::Reverse(listed.created)));
-    let mut left = listed.len();
-    let mut ids = listed.into_iter().filter_map(|listed| listed.id);
+    let ids: Vec<_> = listed.into_iter().filter_map(|listed| listed.id).collect();
     let mut runs = Vec::new();
-    let mut responses = futures_util::stream::iter(&mut ids)
-        .map(|id| async move { docker.inspect_container(&id, None).await })
-        .buffer_unordered(MAX_QUERIES);
-    while let Ok(response) = timeout_at(query.deadline, responses.next()).await {
-        match response {
-            Some(Ok(response)) => runs.extend(read_inspect(watcher, response, history)),
-            Some(Err(Error::DockerResponseServerError { status_code: 404, .. })) => {}
-            Some(Err(_)) => history.unread += 1,
-            None => break,
+    let inspect = |id: String| async move { docker.inspect_container(&id, None).await };
+    let unread = query.each(ids, inspect, |response| match response {
+        Ok(response) => {
+            if let Some(found) = watcher.parse_inspect(response) {
+                runs.push(last_run(&found));
+                history.containers.push(existing(found));
+            }
+            true
         }
-        left = left.saturating_sub(1);
-    }
-    history.unread += left;
+        Err(error) => matches!(error, Error::DockerResponseServerError { status_code: 404, .. }),
+    });
+    history.unread += unread.await;
     runs
 }
 
-fn read_inspect(
-    watcher: &Watcher<'_>,
-    response: ContainerInspectResponse,
-    history: &mut RuntimeHistory,
-) -> Option<Vec<RuntimeEvent>> {
-    let (id, name, state) = (response.id?, response.name?, response.state?);
-    let config = response.config.unwrap_or_default();
-    let labels_match = watcher.filter.labels_match(&config.labels.unwrap_or_default());
-    let named = named(&name, &config.image.unwrap_or_default(), labels_match);
-    let (id, runtime) = (ContainerId::new(&id), watcher.endpoint.runtime);
-    let last_run = last_run(runtime, &id, &named, &state);
-    let limit_bytes = response.host_config.and_then(|host| u64::try_from(host.memory?).ok());
-    history.containers.push(ExistingContainer {
-        id,
-        runtime,
-        named,
-        is_running: state.running == Some(true) && state.restarting != Some(true),
-        started: state.started_at.as_deref().and_then(unix_seconds),
-        ended: state.finished_at.as_deref().and_then(unix_seconds),
-        start_error: state.error.filter(|error| !error.is_empty()),
-        limit_bytes: limit_bytes.filter(|limit| *limit > 0),
-        restarts: response.restart_count.and_then(|restarts| u64::try_from(restarts).ok()),
-    });
-    Some(last_run)
+fn existing(found: Inspected) -> ExistingContainer {
+    ExistingContainer {
+        named: found.record.details(),
+        runtime: found.record.runtime,
+        is_running: found.is_running,
+        started: found.record.started,
+        ended: found.finished,
+        start_error: found.start_error,
+        limit_bytes: found.limit_bytes,
+        restarts: found.restarts,
+        id: found.record.id,
+    }
 }
 
 /// Returns the start and the end of a container's last run, and if it runs, the end of the run before. While it waits for a
 /// restart, the last run is the one before.
-fn last_run(
-    runtime: &'static str,
-    id: &ContainerId,
-    named: &ContainerDetails,
-    state: &ContainerState,
-) -> Vec<RuntimeEvent> {
-    let event = |at, what| {
-        let (socket, named) = (std::sync::Arc::default(), Some(named.clone()));
-        RuntimeEvent { runtime, socket, id: id.clone(), at, named, what }
-    };
-    let Some(started) = state.started_at.as_deref().and_then(unix_seconds) else { return vec![] };
-    let pid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
-    let began = event(started, EventKind::Running { pid });
-    let is_running = state.running == Some(true) && state.restarting != Some(true);
-    match state.finished_at.as_deref().and_then(unix_seconds) {
-        Some(at) if at >= started || !is_running => {
-            let ended = EventKind::Ended { exit_code: state.exit_code, oom_flag: state.oom_killed };
+fn last_run(found: &Inspected) -> Vec<RuntimeEvent> {
+    let Some(started) = found.record.started else { return vec![] };
+    let began = found.record.event(started, EventKind::Running { pid: found.pid });
+    match found.finished {
+        Some(at) if at >= started || !found.is_running => {
             // a start is recorded when the program runs, and it may have ended by then
-            vec![began, event(at.max(started), ended)]
+            vec![began, found.record.event(at.max(started), found.ended())]
         }
         // of the run before, how it ended is not kept
-        Some(at) => vec![event(at, EventKind::Ended { exit_code: None, oom_flag: None }), began],
+        Some(at) => {
+            vec![found.record.event(at, EventKind::Ended { exit_code: None, oom_flag: None }), began]
+        }
         None => vec![began],
     }
 }
@@ -201,10 +177,19 @@ fn is_reported(recorded: &RuntimeEvent, events: &[RuntimeEvent]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::discover::{ContainerDetails, ContainerId};
+    use bollard::models::{ContainerInspectResponse, ContainerState};
 
     fn run_of(state: ContainerState) -> Vec<(f64, EventKind)> {
-        let events = last_run("docker", &ContainerId::new("a"), &named("train", "i", true), &state);
-        events.into_iter().map(|event| (event.at, event.what)).collect()
+        let source = RuntimeState::new("docker", Default::default());
+        let endpoint = RuntimeEndpoint { runtime: "docker", socket: "/d".into() };
+        let watcher = Watcher { endpoint: &endpoint, filter: &Filter::default(), source: &source };
+        let (id, name) = (Some("a".into()), Some("/train".into()));
+        let response = ContainerInspectResponse { id, name, state: Some(state), ..Default::default() };
+        last_run(&watcher.parse_inspect(response).unwrap())
+            .into_iter()
+            .map(|event| (event.at, event.what))
+            .collect()
     }
 
     #[test]
@@ -253,7 +238,7 @@ mod tests {
     #[test]
     fn run_of_a_millisecond_is_the_run_of_its_events() {
         let record = |at, what| {
-            let named = Some(named("train", "i", true));
+            let named = Some(ContainerDetails { name: "train".into(), ..ContainerDetails::default() });
             RuntimeEvent {
                 runtime: "docker",
                 socket: std::sync::Arc::default(),

@@ -4,7 +4,7 @@
 use bollard::models::{ContainerInspectResponse, ContainerSummary, EventMessage};
 use serde::de::DeserializeOwned;
 
-use super::convert::{InspectResult, exists, may_run, running};
+use super::convert::may_run;
 use super::events::{DockerEvent, EventDedup};
 use super::{RuntimeState, Watcher};
 use crate::clock::Timestamp;
@@ -26,26 +26,23 @@ pub fn response(json: &[u8]) {
     let endpoint = RuntimeEndpoint { runtime: "docker", socket: "/d".into() };
     let filter = Filter { settings: vec!["BATCH_SIZE".into()], ..Filter::default() };
     let watcher = Watcher { endpoint: &endpoint, filter: &filter, source: &source };
-    match read::<ContainerInspectResponse>(json).map(|response| watcher.parse_inspect(response)) {
-        Some(InspectResult::Running(record, pid)) => {
-            check_record(&record);
-            assert!(pid != Some(0), "0 is no pid");
-            assert!(record.settings.iter().all(|(name, _)| &**name == "batch_size"), "{record:?}");
-            if let Some(runtime_event) = running(&record, pid) {
-                check_event(&runtime_event);
-            }
+    if let Some(found) =
+        read::<ContainerInspectResponse>(json).and_then(|response| watcher.parse_inspect(response))
+    {
+        check_record(&found.record);
+        assert!(found.pid != Some(0), "0 is no pid");
+        assert!(found.finished.is_none_or(|at| at > 0.0) && found.limit_bytes != Some(0), "{found:?}");
+        assert!(found.record.settings.iter().all(|(name, _)| &**name == "batch_size"), "{found:?}");
+        if let Some(runtime_event) = found.running() {
+            check_event(&runtime_event);
         }
-        Some(InspectResult::Stopped { named, finished, .. }) => {
-            assert!(named.name.chars().count() <= MAX_LABEL_CHARS && finished.is_none_or(|at| at > 0.0));
-        }
-        Some(InspectResult::Gone) | None => {}
     }
     for listed in read::<Vec<ContainerSummary>>(json).unwrap_or_default() {
         let _ = may_run(&listed);
         if let Some(record) = watcher.record_from_list(&listed) {
             assert!(!record.name.contains('/') && record.started.is_none(), "{record:?}");
             check_record(&record);
-            check_event(&exists(&record, 1.0));
+            check_event(&record.event(1.0, EventKind::Exists));
         }
     }
     let Some(event) =

@@ -319,14 +319,9 @@ mod tests {
             "Pid": 0, "ExitCode": 7, "StartedAt": "2026-11-26T10:00:00Z", "FinishedAt": "2026-11-26T10:00:01Z"}}"#;
         let source = RuntimeState::new("docker", Arc::default());
         watcher_on(&source, |watcher| {
-            let inspected = watcher.parse_inspect(serde_json::from_str(inspect).unwrap());
-            assert!(
-                matches!(
-                    inspected,
-                    convert::InspectResult::Stopped { exit_code: Some(7), finished: Some(_), .. }
-                ),
-                "{inspected:?}"
-            );
+            let inspected = watcher.parse_inspect(serde_json::from_str(inspect).unwrap()).unwrap();
+            assert!(!inspected.is_running && inspected.finished.is_some(), "{inspected:?}");
+            assert_eq!(inspected.exit_code, Some(7));
         });
         let listed = r#"[{"Id": "a", "Names": ["/train"], "State": "restarting"},
             {"Id": "b", "Names": ["/other"], "State": "paused"}]"#;
@@ -335,21 +330,9 @@ mod tests {
     }
 
     pub(super) fn started_at(started: f64) -> ContainerRecord {
-        ContainerRecord {
-            id: ContainerId::new("a"),
-            runtime: "docker",
-            name: "train".into(),
-            pod: None,
-            image: "i".into(),
-            compose_project: "".into(),
-            compose_service: "".into(),
-            settings: vec![],
-            owners: vec![],
-            gpus: Arc::default(),
-            started: Some(started),
-            labels_match: true,
-            reads_log: false,
-        }
+        let record =
+            ContainerRecord::labelled("a", "docker", ["train", "i"], &HashMap::new(), &Filter::default());
+        ContainerRecord { started: Some(started), ..record }
     }
 
     #[test]

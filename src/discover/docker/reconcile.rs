@@ -14,16 +14,19 @@ use bollard::errors::Error;
 use bollard::models::{ContainerInspectResponse, ContainerSummary};
 
 use super::connection::DockerConnection;
-use super::convert::{InspectResult, exists, is_recent, may_run, running};
+use super::convert::{Inspected, is_recent, may_run};
 use super::events::{Action, DockerEvent};
 use super::{DockerResumeState, Watcher, is_too_large};
 use crate::clock::Timestamp;
 use crate::discover::reconcile::Responses;
 use crate::discover::status_queries::StatusResult;
-use crate::discover::{ConnectionState, ContainerId, ContainerRecord, EventKind, RuntimeEvent};
+use crate::discover::{
+    ConnectionState, ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent,
+};
 
 /// An event may be later than what it reports.
 const EVENT_DELAY_SECONDS: f64 = 5.0;
+const UNKNOWN_END: EventKind = EventKind::Ended { exit_code: None, oom_flag: None };
 
 /// The kind of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,20 +104,20 @@ impl<'a> DockerReconciler<'a> {
             let Some(id) = listed.id.as_deref().map(ContainerId::new) else { continue };
             let record = self.watcher.record_from_list(listed);
             if let (ListKind::First, Some(record)) = (self.kind, &record) {
-                self.publish(exists(record, at));
+                self.publish(record.event(at, EventKind::Exists));
             }
             there.insert(id.clone());
             if !may_run(listed) || ended.contains(&id) {
                 continue;
             }
             match responses.remove(id.as_str()).map(|response| self.read_inspect(&id, response)) {
-                Some(Ok(InspectResult::Stopped { .. } | InspectResult::Gone)) => continue, // its event follows
-                Some(Ok(InspectResult::Running(record, pid))) => {
-                    if let Some(runtime_event) = running(&record, pid) {
+                Some(Ok(Some(found))) if found.is_running => {
+                    if let Some(runtime_event) = found.running() {
                         self.publish(runtime_event);
                     }
-                    self.watcher.source.add_running(record);
+                    self.watcher.source.add_running(found.record);
                 }
+                Some(Ok(_)) => continue, // its event follows
                 // it runs, by the list: keep a known record, otherwise use the list's data
                 Some(Err(_)) | None => {
                     if self.needs_inspect(listed) {
@@ -164,10 +167,9 @@ impl<'a> DockerReconciler<'a> {
         &mut self,
         id: &ContainerId,
         response: StatusResult<ContainerInspectResponse, Error>,
-    ) -> Result<InspectResult, Error> {
+    ) -> Result<Option<Inspected>, Error> {
         match response {
-            Ok(Some(response)) => Ok(self.watcher.parse_inspect(response)),
-            Ok(None) => Ok(InspectResult::Gone),
+            Ok(response) => Ok(response.and_then(|response| self.watcher.parse_inspect(response))),
             Err(error) => {
                 if is_too_large(&error) {
                     self.watcher.source.record_oversized(id.as_str());
@@ -206,30 +208,30 @@ impl<'a> DockerReconciler<'a> {
     /// Ends a lost container whose inspect is too large: its end is only known from the list.
     fn end_oversized(&mut self, id: ContainerId, list: &[ContainerSummary]) {
         let listed = list.iter().find(|listed| listed.id.as_deref() == Some(id.as_str()));
-        let record = listed.and_then(|listed| self.watcher.record_from_list(listed));
-        let found = record.map_or(InspectResult::Gone, |record| InspectResult::Stopped {
-            named: record.details(),
-            exit_code: None,
-            oom_flag: None,
-            finished: None,
-        });
-        self.end_lost(id, found);
+        match listed.and_then(|listed| self.watcher.record_from_list(listed)) {
+            Some(record) => self.publish_end(id, Some(record.details()), None, UNKNOWN_END),
+            None => self.end_lost(id, None),
+        }
     }
 
     /// Publishes the end of a container that ended unnoticed, from its inspect.
-    fn end_lost(&mut self, id: ContainerId, found: InspectResult) {
+    fn end_lost(&mut self, id: ContainerId, found: Option<Inspected>) {
         let is_own = !self.resume.has_siblings || self.resume.own.contains(&id);
-        let (named, finished, what) = match found {
-            InspectResult::Running(..) => return, // it runs again; the next list has it
-            InspectResult::Gone if !is_own => {
-                self.resume.open.remove(&id); // of another engine
-                return;
-            }
-            InspectResult::Gone => (None, None, EventKind::Ended { exit_code: None, oom_flag: None }),
-            InspectResult::Stopped { named, exit_code, oom_flag, finished } => {
-                (Some(named), finished, EventKind::Ended { exit_code, oom_flag })
-            }
-        };
+        match found {
+            Some(found) if found.is_running => {} // it runs again; the next list has it
+            Some(found) => self.publish_end(id, Some(found.record.details()), found.finished, found.ended()),
+            None if is_own => self.publish_end(id, None, None, UNKNOWN_END),
+            None => drop(self.resume.open.remove(&id)), // of another engine
+        }
+    }
+
+    fn publish_end(
+        &mut self,
+        id: ContainerId,
+        named: Option<ContainerDetails>,
+        finished: Option<f64>,
+        what: EventKind,
+    ) {
         let at = finished.unwrap_or_else(|| Timestamp::now().unix_seconds());
         self.resume.healed.insert(id.clone(), at);
         let (runtime, socket) = (self.watcher.endpoint.runtime, std::sync::Arc::default());

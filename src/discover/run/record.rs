@@ -8,7 +8,7 @@ use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
 use super::RUNTIME;
-use crate::config::{Filter, RunSettings, label_settings, merged, variable_name};
+use crate::config::{Filter, RunSettings, merged, variable_name};
 use crate::discover::history::ExistingContainer;
 use crate::discover::{ContainerId, ContainerRecord, EventKind, RuntimeEvent};
 use crate::host::process::{ProcessId, read_stat};
@@ -175,33 +175,20 @@ impl SpooledRun {
     /// Returns it as a container.
     pub fn container(&self, filter: &Filter) -> ContainerRecord {
         let labels = self.labels();
+        let record = ContainerRecord::labelled(&self.id, RUNTIME, [&self.name, ""], &labels, filter);
         ContainerRecord {
-            id: self.container_id(),
-            runtime: RUNTIME,
-            name: bounded(&self.name).to_string(),
-            pod: None,
-            image: "".into(),
             compose_project: "".into(),
             compose_service: "".into(),
-            settings: merged(label_settings(&labels), self.settings.clone()),
-            owners: filter.owners(&labels),
-            gpus: Arc::default(),
+            settings: merged(record.settings, self.settings.clone()),
             started: Some(self.started),
-            labels_match: filter.labels_match(&labels),
             reads_log: false,
+            ..record
         }
     }
 
     /// Returns an event of it.
     pub fn event(&self, at: f64, what: EventKind, filter: &Filter) -> RuntimeEvent {
-        RuntimeEvent {
-            runtime: RUNTIME,
-            socket: Arc::default(),
-            id: self.container_id(),
-            at,
-            named: Some(self.container(filter).details()),
-            what,
-        }
+        self.container(filter).event(at, what)
     }
 
     /// Returns that it has run since its start.

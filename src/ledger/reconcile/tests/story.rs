@@ -270,19 +270,9 @@ impl Story {
         let container = |(letter, started): &(char, Option<f64>)| {
             Arc::new(Container {
                 id: id(*letter),
-                identity: Identity::named(&name(*letter)),
                 runtime,
-                pod: None,
-                image: "".into(),
-                compose_project: "".into(),
-                compose_service: "".into(),
-                settings: vec![],
-                owners: vec![],
-                gpus: Arc::default(),
                 started: started.map(|started| self.begin.unix_seconds() + started),
-                cgroup: None,
-                nested: false,
-                reads_log: false,
+                ..Container::known_by_name(Identity::named(&name(*letter)))
             })
         };
         let containers: Vec<_> = running.iter().map(container).collect();

@@ -92,17 +92,11 @@ impl World {
 
     fn listed(&self, begin: Timestamp, container: usize, run: usize) -> Container {
         let (id, name) = (Self::id(container), Self::name(container));
+        let name = if self.nameless == Some(container) { id.short() } else { &name };
         Container {
             id: id.clone(),
-            identity: Identity::named(if self.nameless == Some(container) { id.short() } else { &name }),
             runtime: if self.nameless == Some(container) { "" } else { self.sources.kind.name() },
-            pod: None,
             image: "image".into(),
-            compose_project: "".into(),
-            compose_service: "".into(),
-            settings: vec![],
-            owners: vec![],
-            gpus: Arc::default(),
             started: Some(self.clocks(begin, self.runs[container][run].start).unix_seconds()),
             cgroup: Some(Arc::new(Cgroup {
                 path: PathBuf::from(self.cgroup(container)),
@@ -111,7 +105,7 @@ impl World {
                 is_truncated: false,
             })),
             nested: self.outer.is_some_and(|outer| outer != container),
-            reads_log: false,
+            ..Container::known_by_name(Identity::named(name))
         }
     }
 
