@@ -70,8 +70,8 @@ impl Sampler {
         shared_state: Arc<SharedState>,
         independent: &IndependentSources,
     ) -> Self {
-        let hierarchy = match Hierarchy::detect(&config.host_paths) {
-            Ok(hierarchy) => Some(hierarchy),
+        let tree = match Hierarchy::detect(&config.host_paths) {
+            Ok(hierarchy) => Some(shared_state.cgroup_tree(&hierarchy)),
             Err(error) => {
                 tracing::error!(%error, "no cgroup hierarchy with a memory controller found; container memory is missing");
                 None
@@ -79,8 +79,8 @@ impl Sampler {
         };
         Self {
             host_paths: config.host_paths.clone(),
-            registry: Registry::new(config.filter.clone(), sources.clone(), hierarchy.as_ref()),
-            hierarchy,
+            hierarchy: tree.as_ref().map(|tree| tree.hierarchy().clone()),
+            registry: Registry::new(config.filter.clone(), sources.clone(), tree),
             sources,
             collectors: collect::all(config, &independent.driver_state, &independent.amdgpu_output),
             cycle_data: CycleData::default(),

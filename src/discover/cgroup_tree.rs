@@ -8,11 +8,14 @@
 //! for changes inside containers are limited to a duty cycle of 10 % ([`PAUSE_FACTOR`]); changes outside of containers are
 //! walked for at once, unless there are very many ([`FEW_OUTSIDE`]).
 //!
+//! The tree is walked and watched once: its users have a handle each ([`CgroupTree::share`]).
+//!
 //! Not here: names. Without a runtime, a container has only its id.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::inotify;
@@ -138,9 +141,26 @@ pub struct ContainerCgroup {
     pub inside: Option<usize>,
 }
 
-/// The cgroup tree as of the last walk.
+/// The cgroup tree as of the last walk: the handle of one user.
 #[derive(Debug)]
 pub struct CgroupTree {
+    hierarchy: Hierarchy,
+    walker: Arc<Mutex<Walker>>,
+    /// What this user has seen.
+    seen: Seen,
+    candidates: Arc<[ContainerCgroup]>,
+}
+
+/// The numbers of walks, and of those that changed the candidates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    walks: u64,
+    changes: u64,
+}
+
+/// Walks the tree for all its users.
+#[derive(Debug)]
+struct Walker {
     root: PathBuf,
     watch: Option<OwnedFd>,
     walked: Option<Timestamp>,
@@ -155,7 +175,10 @@ pub struct CgroupTree {
     /// Something outside of containers changed since the last walk.
     changed_outside: bool,
     truncated: bool,
-    candidates: Vec<ContainerCgroup>,
+    candidates: Arc<[ContainerCgroup]>,
+    /// The first cgroup that could not be listed in the last walk.
+    failed: Option<ReadError>,
+    so_far: Seen,
     listing: Vec<u8>,
 }
 
@@ -163,7 +186,7 @@ impl CgroupTree {
     /// Creates a tree, without walking it.
     pub fn new(hierarchy: &Hierarchy) -> Self {
         let watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC).ok();
-        Self {
+        let walker = Walker {
             root: hierarchy.root.clone(),
             watch,
             walked: None,
@@ -173,32 +196,71 @@ impl CgroupTree {
             changed_inside: false,
             changed_outside: false,
             truncated: false,
-            candidates: vec![],
+            candidates: Arc::default(),
+            failed: None,
+            so_far: Seen::default(),
             listing: vec![],
-        }
+        };
+        let walker = Arc::new(Mutex::new(walker));
+        Self { hierarchy: hierarchy.clone(), walker, seen: Seen::default(), candidates: Arc::default() }
     }
 
-    /// Walks the tree if it may have changed. Returns true if the candidates changed.
+    /// Returns a handle for another user, which has seen nothing yet.
+    pub fn share(&self) -> Self {
+        let (hierarchy, walker) = (self.hierarchy.clone(), Arc::clone(&self.walker));
+        Self { hierarchy, walker, seen: Seen::default(), candidates: Arc::default() }
+    }
+
+    /// Returns its hierarchy.
+    pub fn hierarchy(&self) -> &Hierarchy {
+        &self.hierarchy
+    }
+
+    /// Walks the tree if it may have changed; waits while another user walks it, which takes as long as a walk of its own would. Returns
+    /// true if the candidates changed since this user's last call.
     ///
-    /// The error is that of the first cgroup that could not be listed. The candidates stay valid: if the root could not be
+    /// The error is that of the first cgroup that could not be listed in a walk since then. The candidates stay valid: if the root could not be
     /// listed, they are those of the previous walk.
     pub fn refresh(&mut self, now: Timestamp) -> (bool, Result<(), ReadError>) {
+        let mut walker = lock(&self.walker);
+        walker.refresh(now);
+        let before = std::mem::replace(&mut self.seen, walker.so_far);
+        self.candidates = Arc::clone(&walker.candidates);
+        let failed = walker.failed.clone().filter(|_| before.walks != walker.so_far.walks);
+        (before.changes != walker.so_far.changes, failed.map_or(Ok(()), Err))
+    }
+
+    /// Returns the container cgroups of the last walk, outer before inner.
+    pub fn candidates(&self) -> &[ContainerCgroup] {
+        &self.candidates
+    }
+}
+
+/// Locks the walker. A panic during a walk leaves the candidates of the walk before, and the next call walks again.
+fn lock(walker: &Mutex<Walker>) -> MutexGuard<'_, Walker> {
+    walker.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Walker {
+    /// Walks the tree if it may have changed.
+    fn refresh(&mut self, now: Timestamp) {
         let stale = self.walked.is_none_or(|walked| now.since(walked) >= RESCAN);
         if !self.needs_walk(now) && !stale {
-            return (false, Ok(()));
+            return;
         }
         let began = Timestamp::now();
+        (self.walked, self.failed) = (None, None); // the notifications are used up: after a panic the next call walks again
+        self.so_far.walks += 1;
         (self.changed_inside, self.changed_outside) = (false, false);
         self.inside.swap(0, 1);
         self.inside[0].clear();
         let mut walk = Walk::default();
         if let Err(error) = self.walk(PathBuf::new(), None, 0, &mut walk) {
-            self.walked = None; // the notifications are used up: the next cycle walks again
-            let vanished = error.is_gone() && !self.candidates.is_empty();
-            if vanished {
-                self.candidates.clear();
+            if error.is_gone() {
+                self.set_candidates(vec![]);
             }
-            return (vanished, Err(error));
+            self.failed = Some(error);
+            return;
         }
         self.walk_time = Timestamp::now().since(began);
         if let (Some(slice), false) = (&walk.truncated, self.truncated) {
@@ -212,14 +274,15 @@ impl CgroupTree {
             walk.failed.get_or_insert(ReadError::TooLarge(what));
         }
         self.walked = (!walk.needs_retry).then_some(now);
-        let changed = self.candidates != walk.candidates;
-        self.candidates = walk.candidates;
-        (changed, walk.failed.map_or(Ok(()), Err))
+        self.failed = walk.failed;
+        self.set_candidates(walk.candidates);
     }
 
-    /// Returns the container cgroups of the last walk, outer before inner.
-    pub fn candidates(&self) -> &[ContainerCgroup] {
-        &self.candidates
+    fn set_candidates(&mut self, candidates: Vec<ContainerCgroup>) {
+        if *self.candidates != *candidates {
+            self.so_far.changes += 1;
+            self.candidates = candidates.into();
+        }
     }
 
     /// Drains the notifications. Returns true if they require a walk. Without watches, it is required whenever the pause is over.
@@ -408,6 +471,27 @@ mod tests {
     }
 
     #[test]
+    fn each_user_sees_each_change_and_each_error_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("cgroup");
+        std::fs::create_dir_all(root.join("docker").join(id('a'))).unwrap();
+        let mut one = tree_at(&root);
+        let now = Timestamp::now();
+        assert!(one.refresh(now).0);
+        let mut other = one.share();
+        assert!(other.refresh(now).0 && other.candidates().len() == 1, "without another walk");
+        std::fs::create_dir(root.join("docker").join(id('b'))).unwrap();
+        assert_eq!([&mut one, &mut other].map(|tree| tree.refresh(now).0), [true, true]);
+        assert_eq!([&mut one, &mut other].map(|tree| tree.refresh(now).0), [false, false]);
+        assert_eq!(other.candidates().len(), 2);
+        assert_eq!(lock(&one.walker).so_far.walks, 2);
+        lock(&one.walker).failed = Some(ReadError::TooLarge("a slice".into()));
+        lock(&one.walker).so_far.walks += 1;
+        assert_eq!([&mut one, &mut other].map(|tree| tree.refresh(now).1.is_err()), [true, true]);
+        assert_eq!([&mut one, &mut other].map(|tree| tree.refresh(now).1.is_err()), [false, false]);
+    }
+
+    #[test]
     fn unreadable_part_is_reported_and_the_rest_is_found() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(folder.path().join("z").join(id('a'))).unwrap();
@@ -475,7 +559,9 @@ mod tests {
         let mut tree = tree_at(folder.path());
         let now = Timestamp::now();
         assert!(tree.refresh(now).1.is_ok());
-        (tree.walk_time, tree.outside) = (Duration::from_millis(200), FEW_OUTSIDE + 1);
+        let mut walker = lock(&tree.walker);
+        (walker.walk_time, walker.outside) = (Duration::from_millis(200), FEW_OUTSIDE + 1);
+        drop(walker);
         std::fs::create_dir(folder.path().join("docker").join(id('a'))).unwrap();
         assert!(!tree.refresh(now.plus(Duration::from_secs(1))).0, "within the pause");
         assert!(tree.refresh(now.plus(Duration::from_secs(3))).0);

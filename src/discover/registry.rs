@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cgroup_tree::{CgroupTree, ContainerCgroup, Hierarchy};
+use super::cgroup_tree::{CgroupTree, ContainerCgroup};
 use super::{
     Cgroup, ConnectionState, Container, ContainerId, ContainerRecord, Identity, Inventory, RuntimeState, run,
 };
@@ -48,12 +48,12 @@ pub struct InventoryUpdate {
 
 impl Registry {
     /// Creates a registry of these sources, in order of precedence.
-    pub fn new(filter: Filter, sources: Vec<Arc<RuntimeState>>, hierarchy: Option<&Hierarchy>) -> Self {
+    pub fn new(filter: Filter, sources: Vec<Arc<RuntimeState>>, tree: Option<CgroupTree>) -> Self {
         Self {
             filter,
             generations: vec![u64::MAX; sources.len()],
             sources,
-            tree: hierarchy.map(CgroupTree::new),
+            tree,
             nameless: HashMap::new(),
             waiting: true,
             inventory: Arc::default(),
@@ -250,19 +250,9 @@ fn container_of_record(record: &ContainerRecord, cgroup: Option<Arc<Cgroup>>) ->
 fn container_of_cgroup(candidate: &ContainerCgroup, cgroup: Option<Arc<Cgroup>>) -> Container {
     Container {
         id: candidate.id.clone(),
-        identity: Identity::named(candidate.id.short()),
         runtime: candidate.runtime,
-        pod: None,
-        image: "".into(),
-        compose_project: "".into(),
-        compose_service: "".into(),
-        settings: vec![],
-        owners: vec![],
-        gpus: Arc::default(),
-        started: None,
         cgroup,
-        nested: false,
-        reads_log: false,
+        ..Container::known_by_name(Identity::named(candidate.id.short()))
     }
 }
 
@@ -354,23 +344,16 @@ fn ended_since(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::discover::{Hierarchy, Version};
 
     fn record(id: char, runtime: &'static str, name: &str) -> ContainerRecord {
-        ContainerRecord {
-            id: ContainerId::new(&id.to_string().repeat(64)),
-            runtime,
-            name: name.to_owned(),
-            pod: None,
-            image: "image".into(),
-            compose_project: "".into(),
-            compose_service: "".into(),
-            settings: vec![],
-            owners: vec![],
-            gpus: Arc::default(),
-            started: Some(1.0),
-            labels_match: true,
-            reads_log: false,
-        }
+        let (id, labels) = (id.to_string().repeat(64), HashMap::new());
+        let record = ContainerRecord::labelled(&id, runtime, [name, "image"], &labels, &Filter::default());
+        ContainerRecord { started: Some(1.0), ..record }
+    }
+
+    fn tree_at(root: &Path) -> CgroupTree {
+        CgroupTree::new(&Hierarchy { version: Version::V2, root: root.to_path_buf() })
     }
 
     fn names(found: Vec<(usize, Container)>) -> Vec<String> {
@@ -402,11 +385,7 @@ mod tests {
             namespace: "ml".into(),
             name: "train-0".into(),
             uid: uid.into(),
-            attempt: 0,
-            job: "".into(),
-            source: "".into(),
-            labels: vec![],
-            memory_min_bytes: None,
+            ..crate::discover::Pod::default()
         }))
     }
 
@@ -437,8 +416,6 @@ mod tests {
         for id in [&pause, &main] {
             std::fs::create_dir_all(folder.path().join("kubepods/podu").join(id)).unwrap();
         }
-        let hierarchy =
-            Hierarchy { version: crate::discover::Version::V2, root: folder.path().to_path_buf() };
         let (cri, docker) =
             (RuntimeState::new("cri", Arc::default()), RuntimeState::new("docker", Arc::default()));
         cri.set_connection(ConnectionState::Up);
@@ -447,7 +424,7 @@ mod tests {
         cri.lock().sandboxes.insert(ContainerId::new(&pause));
         docker.add_running(record('b', "docker", "k8s_main_train-0_ml_u_0"));
         docker.add_running(record('a', "docker", "k8s_POD_train-0_ml_u_0"));
-        let mut registry = Registry::new(Filter::default(), vec![cri, docker], Some(&hierarchy));
+        let mut registry = Registry::new(Filter::default(), vec![cri, docker], Some(tree_at(folder.path())));
         let inventory = registry.refresh(Timestamp::now()).0.inventory;
         let all: Vec<_> = inventory.containers.iter().map(|c| (c.runtime, &*c.identity.name)).collect();
         assert_eq!(all, [("cri", "main")]);
@@ -458,15 +435,13 @@ mod tests {
     fn container_whose_runtime_lost_it_runs_only_with_a_cgroup() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(folder.path().join("kubepods/podu").join("a".repeat(64))).unwrap();
-        let hierarchy =
-            Hierarchy { version: crate::discover::Version::V2, root: folder.path().to_path_buf() };
         let cri = RuntimeState::new("cri", Arc::default());
         cri.set_connection(ConnectionState::Up);
         for id in ['a', 'b', 'c'] {
             cri.add_running(record(id, "cri", &id.to_string()));
         }
         cri.set_uncertain(['a', 'b'].map(|id| record(id, "cri", "").id).into());
-        let mut registry = Registry::new(Filter::default(), vec![cri], Some(&hierarchy));
+        let mut registry = Registry::new(Filter::default(), vec![cri], Some(tree_at(folder.path())));
         let inventory = registry.refresh(Timestamp::now()).0.inventory;
         let names: Vec<_> = inventory.containers.iter().map(|c| &*c.identity.name).collect();
         assert_eq!(names, ["a", "c"]);
@@ -486,8 +461,6 @@ mod tests {
         let (a, b) = ("a".repeat(64), "b".repeat(64));
         std::fs::create_dir_all(folder.path().join(format!("docker/{a}/docker/{b}/below"))).unwrap();
         std::fs::create_dir_all(folder.path().join("docker").join(&b)).unwrap();
-        let hierarchy =
-            Hierarchy { version: crate::discover::Version::V2, root: folder.path().to_path_buf() };
         let source = RuntimeState::new("docker", Arc::default());
         let mut state = source.lock();
         state.connection = ConnectionState::Up;
@@ -495,7 +468,7 @@ mod tests {
             state.running.insert(record.id.clone(), record);
         }
         drop(state);
-        let mut registry = Registry::new(Filter::default(), vec![source], Some(&hierarchy));
+        let mut registry = Registry::new(Filter::default(), vec![source], Some(tree_at(folder.path())));
         let inventory = registry.refresh(Timestamp::now()).0.inventory;
         let cgroup = |number: usize| inventory.containers[number].cgroup.as_ref().unwrap();
         assert_eq!(inventory.containers.len(), 2);

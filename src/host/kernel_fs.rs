@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::bounds::{self, Bound, OnOverflow};
 
 /// Error from reading a kernel file.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ReadError {
     /// The process or cgroup ended. Never counted as an error.
     #[error("{0} is gone")]
@@ -30,7 +30,7 @@ pub enum ReadError {
         /// The file.
         what: String,
         /// The error of the system call.
-        source: std::io::Error,
+        source: Errno,
     },
     /// The content is not what this kernel file should hold.
     #[error("unexpected content: {0}")]
@@ -60,10 +60,8 @@ impl ReadError {
             ReadError::Malformed(_) => Some("malformed"),
             ReadError::TooLarge(_) => Some("too_large"),
             ReadError::TimedOut(_) => Some("timeout"),
-            ReadError::Fault { source, .. } => match Errno::from_io_error(source) {
-                Some(Errno::ACCESS | Errno::PERM) => Some("permission"),
-                _ => Some("io"),
-            },
+            ReadError::Fault { source: Errno::ACCESS | Errno::PERM, .. } => Some("permission"),
+            ReadError::Fault { .. } => Some("io"),
         }
     }
 
@@ -81,7 +79,7 @@ pub fn classify(errno: Errno, what: impl Into<String>) -> ReadError {
     match errno {
         Errno::NOENT | Errno::SRCH | Errno::NODEV => ReadError::Gone(what.into()),
         Errno::OPNOTSUPP | Errno::NOSYS => ReadError::Absent(what.into()),
-        _ => ReadError::Fault { what: what.into(), source: errno.into() },
+        _ => ReadError::Fault { what: what.into(), source: errno },
     }
 }
 

@@ -1,16 +1,18 @@
 //! State that the sampling cycle and the ledger's thread share: the cycle publishes its data, the ledger its figures.
 //!
-//! Each lock is held only to move a pointer, so neither side waits for the other's reads and writes.
+//! Each lock is held only to move a pointer, so neither side waits for the other's reads and writes; but they walk one cgroup tree
+//! ([`CgroupTree`]), in turn.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
 
 use super::interval::Written;
 use crate::clock::Timestamp;
-use crate::discover::{ContainerId, Inventory};
+use crate::discover::cgroup_tree::CgroupTree;
+use crate::discover::{ContainerId, Hierarchy, Inventory};
 use crate::events::{ExitReason, GpuError, Identity};
 use crate::gpu_state::gpu_count::GpuCount;
 use crate::host::Waker;
@@ -172,12 +174,19 @@ pub struct SharedState {
     follower: Mutex<Option<Thread>>,
     /// What the followers that write reports of runs count.
     pub report_stats: ReportStats,
+    /// The cgroup tree, which the cycle and the ledger walk together.
+    cgroup_tree: OnceLock<CgroupTree>,
 }
 
 impl SharedState {
     /// Creates empty state. Kernel log records up to this stamp count as old.
     pub fn new(log_start_usec: u64) -> Self {
         Self { log_start_usec, ..Self::default() }
+    }
+
+    /// Returns a handle of the cgroup tree that the cycle and the ledger have in common.
+    pub fn cgroup_tree(&self, hierarchy: &Hierarchy) -> CgroupTree {
+        self.cgroup_tree.get_or_init(|| CgroupTree::new(hierarchy)).share()
     }
 
     /// Publishes the data of a cycle. If the ledger has not taken the cycles before it, the oldest of them is dropped at some time:

@@ -141,6 +141,7 @@ impl LedgerService {
         let hierarchy = Hierarchy::detect(&config.host_paths).ok();
         let mut service = Self {
             config: config.clone(),
+            counters: hierarchy.as_ref().map(|found| CgroupCounters::new(shared_state.cgroup_tree(found))),
             shared_state,
             ledger: None,
             opened: now,
@@ -152,7 +153,6 @@ impl LedgerService {
             log_failed: None,
             overrun_logged: None,
             counter: None,
-            counters: hierarchy.as_ref().map(CgroupCounters::new),
             counters_up: false,
             hierarchy,
             last_sweep: None,

@@ -228,7 +228,7 @@ fn read_log(config: &Config, now: Timestamp) -> ReadLog {
 /// Returns kills that only the counters of running containers show: their records are overwritten.
 fn counted_kills(config: &Config, now: Timestamp, host: &HostHistory, known: &[LedgerEvent]) -> Vec<Kill> {
     let Ok(hierarchy) = Hierarchy::detect(&config.host_paths) else { return vec![] };
-    let (readings, _) = CgroupCounters::new(&hierarchy).sweep(now, |_, _| false);
+    let (readings, _) = CgroupCounters::new(CgroupTree::new(&hierarchy)).sweep(now, |_, _| false);
     let boot_id: Arc<str> = config.host_paths.boot_id().unwrap_or_default().into();
     let mut kills = Vec::new();
     let log_since = host.coverage.log_since().unwrap_or(now.unix_seconds());

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use crate::clock::Timestamp;
 use crate::discover::cgroup_tree::{CgroupTree, ContainerCgroup};
-use crate::discover::{ContainerId, Hierarchy, Version};
+use crate::discover::{ContainerId, Version};
 use crate::host::{Dir, FileWatch, KernelFile, ReadError, WatchQueue};
 use crate::parse::{lines, number};
 
@@ -40,7 +40,6 @@ pub struct CounterReading {
 /// The counters of all containers. Keeps the files open.
 #[derive(Debug)]
 pub struct CgroupCounters {
-    hierarchy: Hierarchy,
     tree: CgroupTree,
     open: Vec<(PathBuf, OpenCounter)>,
     has_swept: bool,
@@ -65,11 +64,10 @@ struct OpenCounter {
 }
 
 impl CgroupCounters {
-    /// Creates the counters of a hierarchy. Reads nothing.
-    pub fn new(hierarchy: &Hierarchy) -> Self {
+    /// Creates the counters of the containers in a tree. Reads nothing.
+    pub fn new(tree: CgroupTree) -> Self {
         Self {
-            hierarchy: hierarchy.clone(),
-            tree: CgroupTree::new(hierarchy),
+            tree,
             open: vec![],
             has_swept: false,
             is_incomplete: false,
@@ -81,7 +79,7 @@ impl CgroupCounters {
 
     /// Returns true if a counter includes the descendants of its cgroup.
     pub fn hierarchical(&self) -> bool {
-        self.hierarchy.version == Version::V2
+        self.tree.hierarchy().version == Version::V2
     }
 
     /// Starts or stops watching for changes of the counters.
@@ -98,7 +96,7 @@ impl CgroupCounters {
 
     fn add_watch(&mut self, path: &Path) {
         if let Some(watch) = &self.watch {
-            let file = self.hierarchy.root.join(path).join("memory.events");
+            let file = self.tree.hierarchy().root.join(path).join("memory.events");
             // without a watch, the sweeps still read the counter
             if let Ok(watch) = watch.add(&file) {
                 self.watches.insert(path.to_path_buf(), watch);
@@ -192,7 +190,7 @@ impl CgroupCounters {
         for candidate in selected {
             let id = || candidate.id.clone();
             wanted.push((id(), candidate.path.clone(), candidate.inode));
-            if self.hierarchy.version == Version::V1 {
+            if self.tree.hierarchy().version == Version::V1 {
                 let is_own = |below: &&PathBuf| {
                     let mut inner = nested.iter().filter(|inner| inner.path != candidate.path);
                     !inner.any(|inner| {
@@ -207,7 +205,7 @@ impl CgroupCounters {
     }
 
     fn open(&mut self, id: ContainerId, path: &Path) -> Result<OpenCounter, ReadError> {
-        let dir = Dir::open(&self.hierarchy.root.join(path))?;
+        let dir = Dir::open(&self.tree.hierarchy().root.join(path))?;
         let name = if self.hierarchical() { "memory.events" } else { "memory.oom_control" };
         let open = OpenCounter {
             id,
@@ -246,6 +244,7 @@ fn oom_kill(text: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::discover::Hierarchy;
 
     #[test]
     fn unreadable_counter_keeps_its_last_value() {
@@ -254,7 +253,7 @@ mod tests {
         std::fs::create_dir_all(&container).unwrap();
         let events = container.join("memory.events");
         let hierarchy = Hierarchy { version: Version::V2, root: folder.path().to_path_buf() };
-        let mut counters = CgroupCounters::new(&hierarchy);
+        let mut counters = CgroupCounters::new(CgroupTree::new(&hierarchy));
         let mut seen = vec![];
         for text in ["oom_kill 3\n", "oom_kil", "oom_kill 4\n"] {
             std::fs::write(&events, text).unwrap();
@@ -271,7 +270,7 @@ mod tests {
         let hierarchy = Hierarchy { version: Version::V2, root: folder.path().join("cgroup") };
         let gone = folder.path().join("gone");
         std::fs::create_dir(&gone).unwrap();
-        let mut counters = CgroupCounters::new(&hierarchy);
+        let mut counters = CgroupCounters::new(CgroupTree::new(&hierarchy));
         counters.watch(true);
         let mut now = Timestamp::now();
         for number in 0..20 {
@@ -309,7 +308,10 @@ mod tests {
             // a parent without a counter of its own
             std::fs::write(folder.path().join(below(&[&outer, "docker"])).join(file), "oom_kill 0\n")
                 .unwrap();
-            let mut counters = CgroupCounters::new(&Hierarchy { version, root: folder.path().to_path_buf() });
+            let mut counters = CgroupCounters::new(CgroupTree::new(&Hierarchy {
+                version,
+                root: folder.path().to_path_buf(),
+            }));
             let is_container = |id: &ContainerId, _: &Path| id.as_str() == inner;
             let (readings, outcome) = counters.sweep(Timestamp::now(), is_container);
             assert!(outcome.is_ok());
