@@ -4,6 +4,8 @@
 //! are not of one instant: if the parts exceed the whole, the file is read once more; if they still do, an error is
 //! counted.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use procfs::{FromBufRead, Meminfo, MemoryPressure};
 
 use super::cgroup::ContainerMemory;
@@ -19,7 +21,7 @@ use crate::series::Series;
 pub struct HostCollector {
     meminfo: Option<KernelFile>,
     pressure: Option<KernelFile>,
-    shm: HostShm,
+    shm: Arc<Mutex<HostShm>>,
     buffer: Vec<u8>,
 }
 
@@ -105,6 +107,11 @@ fn container_memory(context: &Context<'_>, memory: &[Option<ContainerMemory>]) -
 }
 
 impl HostCollector {
+    /// Creates the collector. `shm`: shared with the collector of containers' `/dev/shm`.
+    pub fn new(shm: Arc<Mutex<HostShm>>) -> Self {
+        Self { shm, ..Self::default() }
+    }
+
     fn meminfo(&mut self, context: &Context<'_>) -> Result<Meminfo, ReadError> {
         if self.meminfo.is_none() {
             self.meminfo = Some(KernelFile::open(&context.host_paths.proc.join("meminfo"))?);
@@ -168,7 +175,8 @@ impl Collector for HostCollector {
             }
             Err(error) => output.read_errors.record(&error), // gone or absent on a kernel without PSI
         }
-        if let Some((used, size)) = self.shm.sizes(context.host_paths) {
+        let mut shm = self.shm.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((used, size)) = shm.sizes(context.host_paths) {
             series.global(HOST_SHM_USED, [], used as f64);
             series.global(HOST_SHM_SIZE, [], size as f64);
         }

@@ -146,12 +146,13 @@ pub fn all(
     driver_state: &Arc<gpu::DriverState>,
     amdgpu_output: &Arc<gpu::SharedOutput>,
 ) -> Vec<Box<dyn Collector>> {
+    let host_shm = Arc::default();
     let every: Vec<Box<dyn Collector>> = vec![
         Box::new(self_metrics::SelfMetrics::default()),
         Box::new(cgroup::Cgroups::default()),
-        Box::new(host::HostCollector::default()),
+        Box::new(host::HostCollector::new(Arc::clone(&host_shm))),
         Box::new(process::ProcessTable::default()),
-        Box::new(shm::SharedMemory::default()),
+        Box::new(shm::SharedMemory::new(host_shm)),
         Box::new(pss::Pss::new(config.pss_interval)),
         Box::new(nvml::GpuCollector::new(&config.gpu, Arc::clone(driver_state))),
         Box::new(amdgpu::AmdGpu::new(&config.gpu, Arc::clone(amdgpu_output))),

@@ -9,8 +9,8 @@
 //! * The largest process of a container is not walked where it would wait more than [`MAX_WAIT`]: its share is what the shares of the
 //!   others leave of the anonymous and mapped memory that its cgroup is charged for.
 //!
-//! It is read on another thread ([`ReadPool`]), which rests for nineteen times the CPU time that it used: at most a twentieth of
-//! one core. If a process blocks its reader, the shares of its container are absent.
+//! It is read on another thread ([`ReadPool`]), which rests for nineteen times the CPU time of a read, or at least pauses that container
+//! for as long. If a process blocks its reader, the shares of its container are absent.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! `/dev/shm` of containers: its size and use.
+//! `/dev/shm` of containers and of the host: its size and use.
 //!
-//! It is reached through `/proc/PID/root` in the container's mount namespace, all of which the container controls. So
+//! That of a container is reached through `/proc/PID/root` in the container's mount namespace, all of which the container controls. So
 //! the lookup stays below the container's root, follows no link, and uses only names in the kernel's cache
 //! ([`ResolveFlags::CACHED`]), so that no request reaches a file system of the container; and the mount must be a tmpfs
 //! by the kernel's own mount table before its size is read. Nothing stays open, since that would keep the memory of an
@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{
@@ -45,9 +45,6 @@ const POOL_CONFIG: PoolConfig = PoolConfig {
 };
 /// `f_type` of tmpfs.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-
-/// Used and total bytes.
-type Size = (u64, u64);
 
 /// A mount: its id, and the device of its file system, which containers may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +91,7 @@ pub struct SharedMemory {
     sizes: HashMap<ContainerId, Option<ContainerShm>>,
     /// Containers whose first read found nothing in the kernel's cache.
     not_cached: HashSet<ContainerId>,
-    host: HostShm,
+    host: Arc<Mutex<HostShm>>,
     denied: bool,
 }
 
@@ -116,7 +113,7 @@ pub struct HostShm {
 
 impl HostShm {
     /// Returns its used and total bytes, or `None` if it is not a tmpfs or not visible.
-    pub fn sizes(&mut self, host_paths: &HostPaths) -> Option<Size> {
+    pub fn sizes(&mut self, host_paths: &HostPaths) -> Option<(u64, u64)> {
         sizes(&self.open(host_paths)?).ok()?
     }
 
@@ -151,7 +148,7 @@ impl HostShm {
         self.mountinfo = KernelFile::open(&first.join("mountinfo")).ok().map(|file| {
             let mut device = None;
             let read = file.find_line(&mut Vec::new(), |lines| {
-                device = mount::device_at(lines, b"/dev/shm").or(device);
+                device = mount::at(lines, b"/dev/shm").and_then(|mount| mount.device()).or(device);
                 None::<()>
             });
             let device = device.filter(|_| read.is_ok()).map(|(major, minor)| makedev(major, minor));
@@ -161,7 +158,8 @@ impl HostShm {
     }
 }
 
-fn sizes(fd: &impl AsFd) -> Result<Option<Size>, Errno> {
+/// Returns used and total bytes; `None` if it is not a tmpfs with a size.
+fn sizes(fd: &impl AsFd) -> Result<Option<(u64, u64)>, Errno> {
     let stat = fstatfs(fd)?;
     if stat.f_type as u64 != TMPFS_MAGIC || stat.f_blocks == 0 {
         return Ok(None); // not a tmpfs, or a tmpfs without a size limit
@@ -250,10 +248,10 @@ fn listed_shm(
     process.check(dir, buffer)?;
     let mut last = None; // it hides the others
     dir.file("mountinfo")?.find_line(buffer, |lines| {
-        last = mount::tmpfs_at(lines, b"/dev/shm").or(last);
+        last = mount::at(lines, b"/dev/shm").map(|mount| (mount.device(), mount.tmpfs_size())).or(last);
         None::<()>
     })?;
-    let Some(Some(((major, minor), total))) = last else { return Ok(ShmFound::NotItsOwn) };
+    let Some((Some((major, minor)), Some(total))) = last else { return Ok(ShmFound::NotItsOwn) };
     let mount = MountKey { unique_id: None, device: makedev(major, minor) };
     if host == Some(mount.device) {
         return Ok(ShmFound::NotItsOwn);
@@ -263,9 +261,15 @@ fn listed_shm(
 }
 
 impl SharedMemory {
+    /// Creates the collector. `host`: shared with the collector of the host.
+    pub fn new(host: Arc<Mutex<HostShm>>) -> Self {
+        Self { host, ..Self::default() }
+    }
+
     /// Queues reads of the sizes of all containers, and may wait a little for the outcomes.
     fn submit(&mut self, context: &Context<'_>, output: &Output<'_>, must_wait: bool) {
-        let host = self.host.open(context.host_paths).and_then(|fd| Some(mount_of(&fd).ok()?.device));
+        let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).open(context.host_paths);
+        let host = host.and_then(|fd| Some(mount_of(&fd).ok()?.device));
         let mut reads = Vec::new();
         for (number, container) in context.inventory.containers.iter().enumerate() {
             // the oldest process has the container's own view; later ones may have changed theirs
