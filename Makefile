@@ -77,6 +77,7 @@ bench: ## measure cost, also of GPUs, pods, OTLP and many requests, and how fast
 	$(CARGO) bench --locked --bench readers
 	$(SETUP) containerd env
 	set -a && . "$$($(SETUP) cache)/env" && $(CARGO) bench --locked --bench cri
+	$(CARGO) bench --locked --bench docker
 	$(CARGO) bench --locked --bench otlp
 	$(CARGO) bench --locked --bench web
 	$(CARGO) bench --locked --bench inside

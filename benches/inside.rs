@@ -254,7 +254,7 @@ fn part() -> Outcome<String> {
          From the start of an unmodified program in a new container until `/metrics` shows its partition, over {STARTS} starts, with \
          the default settings and stand-ins for torch and the driver: {median:.1} s in the median, {longest:.1} s at most. Goal: 3 s \
          ({}).\n",
-        document::HEADINGS[7],
+        document::HEADINGS[8],
         share * 100.0,
         share * 1e6 / samples_per_second,
         is_met(share < 0.01),

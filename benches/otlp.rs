@@ -49,25 +49,17 @@ const ROUNDS: usize = 31;
 const SERIES_PER_CONTAINER: usize = 20;
 
 fn container(number: usize) -> Arc<Container> {
+    let identity = Identity {
+        k8s_namespace: "training".into(),
+        k8s_pod: format!("piper-train-{number}").into(),
+        name: format!("piper1-gpl-train-{number}").into(),
+    };
     Arc::new(Container {
         id: ContainerId::new(&format!("{number:064x}")),
-        identity: Identity {
-            k8s_namespace: "training".into(),
-            k8s_pod: format!("piper-train-{number}").into(),
-            name: format!("piper1-gpl-train-{number}").into(),
-        },
         runtime: "docker",
         image: "piper:1".into(),
-        compose_project: "".into(),
-        compose_service: "".into(),
-        owners: vec![],
-        settings: vec![],
         started: Some(1.0),
-        cgroup: None,
-        nested: false,
-        reads_log: false,
-        pod: None,
-        gpus: Arc::default(),
+        ..Container::known_by_name(identity)
     })
 }
 
@@ -230,7 +222,7 @@ fn main() -> std::io::Result<()> {
          once per `--otlp.interval`, on a thread of its own.\n\n\
          | points | requests | push ms | render ms | push / render | with gzip / render | KiB sent | with gzip | held KiB | held by the text KiB |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
-        document::HEADINGS[5]
+        document::HEADINGS[6]
     );
     SIZES.iter().for_each(|points| row(&mut text, *points));
     traces(&mut text);

@@ -17,6 +17,7 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use cpu_time::{daemons_seconds, process_seconds};
 use support::docker::{Container, Engine, unique};
 use support::{Memledger, OwnedChild, free_port};
 
@@ -31,8 +32,6 @@ const WARM_UP: Duration = Duration::from_secs(15);
 const GOALS: [(&str, f64); 2] = [("docker stats", 30.0), ("cAdvisor", 20.0)];
 /// Goal, with as many containers as [`SIZES`] begins with.
 const MAX_ANONYMOUS_MIB: f64 = 5.0;
-/// What belongs to the engine, by the name of the process.
-const DAEMONS: [&str; 3] = ["dockerd", "containerd", "containerd-shim"];
 
 #[allow(clippy::disallowed_methods)] // a bench measures time
 fn rest(duration: Duration) {
@@ -40,26 +39,6 @@ fn rest(duration: Duration) {
     while let Some(left) = duration.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {
         std::thread::park_timeout(left);
     }
-}
-
-/// Returns the CPU time of a process with its ended threads, in seconds, from `/proc/PID/stat`.
-fn cpu_seconds(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let ticks: f64 =
-        after_name.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok()).sum();
-    ticks / 100.0 // USER_HZ of the kernel's ABI
-}
-
-/// Returns the CPU time of the engine's daemons in seconds.
-fn daemons_seconds() -> f64 {
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let is_daemon = |pid: &u32| {
-        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        DAEMONS.iter().any(|daemon| comm.trim().starts_with(daemon))
-    };
-    pids.filter(is_daemon).map(cpu_seconds).sum()
 }
 
 /// What one program took in [`DURATION`].
@@ -79,7 +58,7 @@ impl Cost {
 /// Watches for a minute with a program that runs as `pid`, or with none.
 fn measure_program(name: &'static str, pid: Option<u32>, idle_seconds: f64, scraped: Option<&str>) -> Cost {
     rest(WARM_UP);
-    let own = || pid.map_or(0.0, cpu_seconds);
+    let own = || pid.map_or(0.0, process_seconds);
     let before = (own(), daemons_seconds());
     for _ in 0..DURATION.as_secs() / SCRAPE_INTERVAL.as_secs() {
         if let Some(address) = scraped {
@@ -207,7 +186,7 @@ fn main() -> Outcome<()> {
         "{}\n\nIdle containers of a real Docker engine, watched for {} s by one program after the other; CPU time of the program, and of \
          dockerd, containerd and its shims beyond what they take while nothing watches; where they take less, *together* is the program alone. memledger at its default settings with a \
          ledger on disk, scraped every {} s.\n\n{text}",
-        document::HEADINGS[9],
+        document::HEADINGS[10],
         DURATION.as_secs(),
         SCRAPE_INTERVAL.as_secs(),
     ))?;

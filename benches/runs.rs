@@ -215,7 +215,7 @@ fn main() -> Outcome<()> {
          Two `memledger serve` at the same time, for {} s, on this ledger and on one without runs:\n\n\
          | | without runs | with {RUNS} | ratio |\n| --- | ---: | ---: | ---: |\n{}{}{}\n\
          Goals: `runs` in less than {} ms ({}); `why` in less than {} s, whatever hangs ({}); no cycle costs more because of records ({}).\n",
-        document::HEADINGS[8],
+        document::HEADINGS[9],
         RUNS / IN_GROUP,
         size / 1024,
         DURATION.as_secs(),

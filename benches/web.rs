@@ -171,7 +171,7 @@ fn main() -> std::io::Result<()> {
          {}\n{:.0} requests a second.\n\n\
          Resident, the most: {:.1} MiB before, {} MiB during each {REQUESTS}, {:.1} MiB after the last.\n\n\
          Goals: no cycle left out ({}); at most {MAX_RESPONSES:.0} answers more in memory than without requests ({responses:.1}, {}).\n",
-        document::HEADINGS[6],
+        document::HEADINGS[7],
         QUIET.as_secs(),
         response.len() / 1024,
         table(&alone, &all),

@@ -7,12 +7,13 @@
 use std::path::Path;
 
 /// The parts, in the order in which `make bench` runs the benches.
-pub const HEADINGS: [&str; 10] = [
+pub const HEADINGS: [&str; 11] = [
     "# Performance",
     "## The OOM ledger",
     "## GPUs",
     "## What a read does to its process",
     "## Pods over CRI",
+    "## Containers that come and go",
     "## OTLP",
     "## Many requests at once",
     "## Reports from inside",
