@@ -51,9 +51,9 @@ use world::World;
 /// Another test may be starting a program, which holds the lock of a closed store until it has begun.
 const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Returns the number of worlds: `MEMLEDGER_TEST_CASES`, 500. They take about a minute.
+/// Returns the number of worlds: `MEMLEDGER_TEST_CASES`, 250. They take about half a minute.
 pub(crate) fn cases() -> u32 {
-    std::env::var("MEMLEDGER_TEST_CASES").map_or(500, |cases| cases.parse().expect("a number"))
+    std::env::var("MEMLEDGER_TEST_CASES").map_or(250, |cases| cases.parse().expect("a number"))
 }
 
 /// Returns the seed of the worlds: `MEMLEDGER_TEST_SEED`, 7. The worlds are the same in each run, so CI is not flaky.
