@@ -219,8 +219,8 @@ impl CgroupTree {
     /// Walks the tree if it may have changed; waits while another user walks it, which takes as long as a walk of its own would. Returns
     /// true if the candidates changed since this user's last call.
     ///
-    /// The error is that of the first cgroup that could not be listed in a walk since then. The candidates stay valid: if the root could not be
-    /// listed, they are those of the previous walk.
+    /// The error is that of the first cgroup that could not be listed in the last walk, if it was since then. The candidates stay valid: if
+    /// the root could not be listed, they are those of the previous walk.
     pub fn refresh(&mut self, now: Timestamp) -> (bool, Result<(), ReadError>) {
         let mut walker = lock(&self.walker);
         walker.refresh(now);
