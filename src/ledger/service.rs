@@ -2,7 +2,8 @@
 //! publishes the figures.
 //!
 //! It runs on its own thread so that a kill is noticed when the kernel logs it rather than at the next cycle, and so
-//! that neither a slow disk nor a hanging read in a cycle delays the other. It waits in poll(2) on the waker that the
+//! that neither a slow disk nor a hanging read in a cycle delays the other, but for a walk of the cgroup tree, which they
+//! share. It waits in poll(2) on the waker that the
 //! runtimes' tasks and the kernel log reader use; in addition it reads the kernel's counter once per interval.
 
 use std::collections::HashSet;
