@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn each_user_sees_each_change_and_each_error_once() {
+    fn each_user_sees_changes_and_the_error_of_the_last_walk_once() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("cgroup");
         std::fs::create_dir_all(root.join("docker").join(id('a'))).unwrap();

@@ -3,8 +3,8 @@
 //!
 //! It runs on its own thread so that a kill is noticed when the kernel logs it rather than at the next cycle, and so
 //! that neither a slow disk nor a hanging read in a cycle delays the other, but for a walk of the cgroup tree, which they
-//! share. It waits in poll(2) on the waker that the
-//! runtimes' tasks and the kernel log reader use; in addition it reads the kernel's counter once per interval.
+//! share. It waits in poll(2) on the waker that the runtimes' tasks and the kernel log reader use; in addition it reads the
+//! kernel's counter once per interval.
 
 use std::collections::HashSet;
 use std::path::Path;
