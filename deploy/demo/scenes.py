@@ -116,9 +116,10 @@ TRAININGS = [WORKER_KILLED, PIPER, LEAK, SAW, SERVICE, NOTEBOOK, LOADER, FILLED,
 
 
 def container(at, training, text, *alerts, **more):
-    """A training that is stopped once its alerts fired."""
+    """A training that is stopped once its alerts fired. Another one of its name starts after that: it would be stopped instead."""
     here = tuple(Alert(name, severity, {"instance": "gpu-host"}, training) for name, severity in alerts)
-    return Act(at, f"{training.name} {text}", lambda play: play.start(training), lambda play: play.stop(training), here, **more)
+    return Act(at, f"{training.name} {text}", lambda play: play.start(training), lambda play: play.stop(training), here,
+               queue=training.name, **more)  # fmt: skip
 
 
 def lives_on(at, training, text, *alerts):
@@ -130,7 +131,7 @@ def lives_on(at, training, text, *alerts):
 
 def stays(at, training, text, most=0, **more):
     """A training that runs until the end of the round, or until it completes, after less than `most` seconds."""
-    return Act(at, f"{training.name} {text}", lambda play: play.start(training), most=most, **more)
+    return Act(at, f"{training.name} {text}", lambda play: play.start(training), most=most, queue=training.name, **more)
 
 
 def gpu(at, state, text, *alerts, **more):
@@ -195,10 +196,10 @@ def of_containers():
         container(28, CRASHES, "fails and is restarted repeatedly", ("MemledgerContainerEndsWithErrors", INFO),
                   ("MemledgerContainerCrashLooping", WARNING), needs_names=True, most=40),
         container(35, KILLED, "reaches its limit: the kernel kills it", ("MemledgerContainerOOMKilled", WARNING), most=30),
-        stays(10, OCR_SMALL, "trains with BATCH_SIZE=8, and completes", most=14, queue=OCR),
-        stays(24, OCR_LARGER, "trains with BATCH_SIZE=16, and completes", most=14, queue=OCR),
+        stays(10, OCR_SMALL, "trains with BATCH_SIZE=8, and completes", most=14),
+        stays(24, OCR_LARGER, "trains with BATCH_SIZE=16, and completes", most=14),
         container(38, OCR_KILLED, "trains with BATCH_SIZE=64, and is killed: at the end of the round, the advice for its next run",
-                  ("MemledgerContainerOOMKilled", WARNING), queue=OCR, most=30),
+                  ("MemledgerContainerOOMKilled", WARNING), most=30),
         container(2, FAILS, "runs out of GPU memory: BATCH_SIZE=96 was too large", ("MemledgerContainerCudaOOM", WARNING),
                   needs_names=True),
         lives_on(26, WORKER_KILLED, "trains with BATCH_SIZE=24; at 0:46 a third DataLoader worker is killed, and training continues",
