@@ -4,6 +4,8 @@
 //! eleven values at the interval that memledger requests, as the client sends them, and compares the reporter's thread and the resident memory with none. It writes
 //! its part of docs/performance.md. Needs root, for the cgroup.
 //!
+//! And what the client costs the program: its calls, beside a call of an empty function in the same process, and its import.
+//!
 //! The partition is that of unmodified programs, with the client that the real binary wrote and its default settings. The driver is
 //! `tests/fake-nvml`, and `python/tests/standin` has the place of torch.
 
@@ -35,6 +37,37 @@ import signal, torch
 torch.cuda.init()
 torch.cuda.standin_allocate(301 << 20)
 signal.pause()
+";
+
+/// Prints the nanoseconds of processor time of a sample, of a step, of an operation, and of a call of an empty function.
+const CALLS: &str = "
+import time, torch
+torch.cuda.init()
+torch.cuda.standin_allocate(1 << 20)
+import memledger
+from memledger import _torch
+def tracked():
+    with memledger.track('model', 'forward'):
+        pass
+def empty():
+    pass
+def best(call, count):
+    def used():
+        before = time.thread_time_ns()
+        for _ in range(count):
+            call()
+        return (time.thread_time_ns() - before) / count
+    return min(used() for _ in range(7))
+tracked()
+print(best(_torch.devices, 5000), best(memledger.step, 20000), best(tracked, 2000), best(empty, 100000))
+";
+
+/// Prints the milliseconds of processor time of the client's import, where torch has imported what it needs itself.
+const IMPORT: &str = "
+import contextlib, functools, json, socket, sys, threading, typing, time
+before = time.process_time_ns()
+import memledger
+print((time.process_time_ns() - before) / 1e6)
 ";
 
 /// Children that report at the requested interval, and end when their parent does. Starts are spread over one, as in
@@ -179,9 +212,43 @@ fn wait_for(is_wanted: impl Fn(&str) -> bool) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the seconds from the start of a container's process until its partition is in the metrics, for each start.
+/// What the client costs a program.
+struct ClientCost {
+    /// Nanoseconds of a sample, of a step, of an operation, and of a call of an empty function.
+    calls: [f64; 4],
+    /// Milliseconds, without bytecode, as from a read-only mount.
+    import: f64,
+}
+
+impl ClientCost {
+    /// Measures it beside the memledger that wrote this directory.
+    fn measure(reporter: &Path) -> Outcome<Self> {
+        let cgroup = ContainerCgroup::new(STARTS + 1)?;
+        let numbers = |program: &str| -> Outcome<Vec<f64>> {
+            let mut command = cgroup.python(&[program]);
+            command.env("PYTHONPATH", client_path(reporter)).env("PYTHONDONTWRITEBYTECODE", "1");
+            command.env("MEMLEDGER_REPORTER_DIRECTORY", reporter);
+            let output = command.stderr(Stdio::inherit()).output()?;
+            let text = String::from_utf8(output.stdout)?;
+            Ok(text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
+        };
+        let calls = numbers(CALLS)?.try_into().map_err(|_| "the client's calls were not measured")?;
+        let mut imports = (0..5).map(|_| numbers(IMPORT)).collect::<Outcome<Vec<_>>>()?.concat();
+        imports.sort_by(f64::total_cmp);
+        Ok(Self { calls, import: *imports.first().ok_or("the import was not measured")? })
+    }
+}
+
+/// `PYTHONPATH` of a program with the client that memledger wrote and the stand-in for torch.
+fn client_path(reporter: &Path) -> String {
+    let standin = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/tests/standin");
+    format!("{}:{}", reporter.join("python").display(), standin.display())
+}
+
+/// Returns the seconds from the start of a container's process until its partition is in the metrics, for each start, and the
+/// client's cost.
 #[allow(clippy::disallowed_methods)]
-fn partition_seconds() -> Outcome<Vec<f64>> {
+fn unmodified_programs() -> Outcome<(Vec<f64>, ClientCost)> {
     let folder = tempfile::tempdir()?;
     let (reporter, mut state) = (folder.path().join("reporter"), State::with_gpus(1));
     let fake = FakeNvml::install(folder.path(), &state)?;
@@ -194,15 +261,13 @@ fn partition_seconds() -> Outcome<Vec<f64>> {
         .spawn()?;
     let _memledger = Program(memledger);
     wait_for(|line| line.starts_with("memledger_gpu_memory_used_bytes"))?;
-    let standin = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/tests/standin");
-    let path = format!("{}:{}", reporter.join("python").display(), standin.display());
     let mut seconds = Vec::new();
     for number in 1..=STARTS {
         let cgroup = ContainerCgroup::new(number)?;
         let began = Instant::now();
         let child = cgroup
             .python(&[UNMODIFIED])
-            .env("PYTHONPATH", &path)
+            .env("PYTHONPATH", client_path(&reporter))
             .env("STANDIN_GPUS", state.gpus[0].uuid.trim_start_matches("GPU-"))
             .spawn()?;
         state.gpus[0].memory.used = 500 << 20;
@@ -216,7 +281,7 @@ fn partition_seconds() -> Outcome<Vec<f64>> {
         seconds.push(began.elapsed().as_secs_f64());
     }
     seconds.sort_by(f64::total_cmp);
-    Ok(seconds)
+    Ok((seconds, ClientCost::measure(&reporter)?))
 }
 
 fn part() -> Outcome<String> {
@@ -239,7 +304,8 @@ fn part() -> Outcome<String> {
     }
     let samples_per_second = PROCESSES as f64 / reporters.interval;
     drop(reporters);
-    let seconds = partition_seconds()?;
+    let (seconds, cost) = unmodified_programs()?;
+    let [sample, step, operation, empty] = cost.calls;
     let (median, longest) = (seconds[seconds.len() / 2], seconds[seconds.len() - 1]);
     let is_met = |is_met| if is_met { "met" } else { "NOT met" };
     Ok(format!(
@@ -250,7 +316,15 @@ fn part() -> Outcome<String> {
          | --- | --- | --- | --- |\n\
          | {samples_per_second:.0} | {:.2} | {:.1} | {grown:.0} |\n\n\
          Goals: less than 1 % of a core ({}), less than 1 MiB ({}). What a live GPU's allocator costs the program that reports was \
-         not measured: there was none. `python/tests/test_cost.py` bounds what the client costs beside it.\n\n\
+         not measured: there was none.\n\n\
+         What the client costs the program, in processor time, with a stand-in for torch:\n\n\
+         | | us | calls of an empty function |\n\
+         | --- | ---: | ---: |\n\
+         | a sample, once a second | {:.1} | {:.0} |\n\
+         | `memledger.step()` | {:.2} | {:.0} |\n\
+         | `with memledger.track(...)` | {:.1} | {:.0} |\n\n\
+         `import memledger` takes {:.0} ms without bytecode, as from a read-only mount, in a program that has imported what torch \
+         imports. Best of several.\n\n\
          From the start of an unmodified program in a new container until `/metrics` shows its partition, over {STARTS} starts, with \
          the default settings and stand-ins for torch and the driver: {median:.1} s in the median, {longest:.1} s at most. Goal: 3 s \
          ({}).\n",
@@ -259,6 +333,13 @@ fn part() -> Outcome<String> {
         share * 1e6 / samples_per_second,
         is_met(share < 0.01),
         is_met(grown < 1024.0),
+        sample / 1e3,
+        sample / empty,
+        step / 1e3,
+        step / empty,
+        operation / 1e3,
+        operation / empty,
+        cost.import,
         is_met(longest < 3.0),
     ))
 }
