@@ -56,6 +56,8 @@ const SLOW_EVERY: usize = 5;
 const CYCLES: usize = 120;
 /// Cycles before the measurement, so that files are open and processes are no longer young.
 const WARM_UP: usize = 150;
+/// Seconds over which the real binary is measured: twice the interval of `--pss.interval`, in which each process is read once.
+const SECONDS: u32 = 30;
 /// The prefix of all ids of the bench.
 const ID_PREFIX: &str = "be9cbe9c";
 
@@ -378,7 +380,7 @@ impl Drop for OwnCgroup {
     }
 }
 
-/// Measures the memory and the CPU time by thread of the real binary, all collectors on, scraped once a second for ten seconds. The memory
+/// Measures the memory and the CPU time by thread of the real binary, all collectors on, scraped once a second for [`SECONDS`]. The memory
 /// in MiB: resident at its peak, and with that of the kernel.
 fn memory_and_cpu() -> std::io::Result<(f64, f64, BTreeMap<String, f64>)> {
     let include = format!("--container.include=^{ID_PREFIX}");
@@ -401,7 +403,7 @@ fn memory_and_cpu() -> std::io::Result<(f64, f64, BTreeMap<String, f64>)> {
         .spawn()?;
     std::thread::sleep(Duration::from_secs(5));
     let before = cpu_time::by_thread_ms(child.id());
-    for _ in 0..10 {
+    for _ in 0..SECONDS {
         if let Ok(mut stream) = std::net::TcpStream::connect("127.0.0.1:10899") {
             let _ = stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n");
             let _ = std::io::copy(&mut stream, &mut std::io::sink());
@@ -410,7 +412,7 @@ fn memory_and_cpu() -> std::io::Result<(f64, f64, BTreeMap<String, f64>)> {
     }
     let mut cpu = cpu_time::by_thread_ms(child.id());
     for (thread, time) in &mut cpu {
-        *time = (*time - before.get(thread).unwrap_or(&0.0)) / 10.0;
+        *time = (*time - before.get(thread).unwrap_or(&0.0)) / f64::from(SECONDS);
     }
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id()))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("0");
@@ -461,7 +463,7 @@ fn part(rows: &[Row], docker: Option<f64>) -> String {
          pids, which go stale, and those of every fifth cycle. *Cycle*: the whole \
          cycle without the GPU driver and the proportional set sizes, which have threads of their own; its mean over {CYCLES} \
          simulated seconds includes what happens only every 5, 10 or 64 seconds. *Resident*: the peak of the real \
-         binary, all collectors on, scraped once a second. *In all*: with the kernel's memory for it, of open files above all: {} *CPU*: its \
+         binary, all collectors on, scraped once a second for {SECONDS} s. *In all*: with the kernel's memory for it, of open files above all: {} *CPU*: its \
          share of one core. On cgroup v2 each read of `memory.stat` and `cpu.stat` may make the kernel sum counters of all CPUs, under a lock of \
          the whole host: with many CPUs a cycle costs more than here, and nobody has measured how much.\n\n\
          | containers | processes in each | floor ms | cycle ms (median) | cycle ms (mean) | mean / floor | allocations per cycle | series | render ms | per 1,000 series | text KiB | resident MiB | in all MiB | CPU % |\n\
