@@ -92,7 +92,7 @@ CUDA_OOM = (
     " free. Including non-PyTorch memory, this process has 77.42 GiB memory in use. Of the allocated memory 75.93 GiB is allocated by"
     " PyTorch, and 320.00 MiB is reserved by PyTorch but unallocated."
 )
-# First in alphabetical order, and so the default of the dashboards' variable: each of its runs has data for every panel.
+# First in alphabetical order, and so the default of the dashboards' variable: its runs have data for every panel.
 FAILS = Training(
     "aligner-train-1", 160, ("name=python3", spawn(2, 12, "hold"), "shm=6", "eat=20", "pause=12000", f"say={CUDA_OOM}", "exit=1"),
     run_of(96, 2), in_group("aligner", "adamw"), gpu=gpus.TRAINS,
@@ -201,8 +201,8 @@ def of_containers():
         container(38, OCR_KILLED, "trains with BATCH_SIZE=64, and is killed: at the end of the round, the advice for its next run",
                   ("MemledgerContainerOOMKilled", WARNING), most=30),
         container(2, FAILS, "runs out of GPU memory: BATCH_SIZE=96 was too large", ("MemledgerContainerCudaOOM", WARNING),
-                  needs_names=True),
-        lives_on(26, WORKER_KILLED, "trains with BATCH_SIZE=24; at 0:46 a third DataLoader worker is killed, and training continues",
+                  needs_names=True, most=22),
+        lives_on(26, WORKER_KILLED, "trains with BATCH_SIZE=24; 20 s later a third DataLoader worker is killed, and training continues",
                  ("MemledgerContainerOOMKilled", WARNING)),
         stays(52, PIPER_AGAIN, "trains again, with BATCH_SIZE=16: a second run of one name"),
     ]  # fmt: skip

@@ -177,19 +177,23 @@ export function checkOptions(panel) {
 
 // Labels of containers in pods and of hosts in clusters, and their columns: where no row has one, there is no such column, and Grafana
 // puts nothing into the link.
-const OPTIONAL = new Set(['cluster', 'Cluster', 'k8s_namespace_name', 'Namespace', 'k8s_pod_name', 'Pod']);
+const OPTIONAL = { Cluster: 'cluster', Namespace: 'k8s_namespace_name', Pod: 'k8s_pod_name' };
 
 /** Complains of overrides that meet no column, and of links that name none. */
 export function checkColumns(panel, frames) {
   const namesOf = (frame) => frame.fields.flatMap((field) => [field.name, getFieldDisplayName(field, frame, frames)]);
   const names = new Set(frames.flatMap(namesOf));
+  const isMissing = (name) => {
+    const label = OPTIONAL[name] ?? name;
+    return !names.has(name) && (names.has(label) || !Object.values(OPTIONAL).includes(label));
+  };
   for (const { matcher, properties } of panel.fieldConfig.overrides) {
-    if (matcher.id === 'byName' && !names.has(matcher.options) && !OPTIONAL.has(matcher.options)) {
+    if (matcher.id === 'byName' && isMissing(matcher.options)) {
       complain(panel, `an override is for ${matcher.options}, but there are ${[...names].join(', ')}`);
     }
     const links = properties.filter((property) => property.id === 'links').flatMap((property) => property.value);
     for (const [, plain, quoted] of JSON.stringify(links).matchAll(/__data\.fields(?:\.(\w+)|\[\\"(.+?)\\"\])/g)) {
-      if (!names.has(plain ?? quoted) && !OPTIONAL.has(plain ?? quoted)) {
+      if (isMissing(plain ?? quoted)) {
         complain(panel, `a link takes ${plain ?? quoted} of the row, which has none`);
       }
     }
