@@ -460,7 +460,7 @@ fn part(rows: &[Row], docker: Option<f64>) -> String {
          v{version}. Absolute times are this machine's; the ratio is what to \
          compare.\n\n\
          *Floor*: the same kernel files, read by a minimal loop that parses nothing, in a process of its own; kept open, but for v1's lists of \
-         pids, which go stale, and those of every fifth cycle. *Cycle*: the whole \
+         pids, which an open file shows as they were, and those of every fifth cycle. *Cycle*: the whole \
          cycle without the GPU driver and the proportional set sizes, which have threads of their own; its mean over {CYCLES} \
          simulated seconds includes what happens only every 5, 10 or 64 seconds. *Resident*: the peak of the real \
          binary, all collectors on, scraped once a second for {SECONDS} s. *In all*: with the kernel's memory for it, of open files above all: {} *CPU*: its \
