@@ -269,6 +269,8 @@ fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
             ..ContainerRef::default()
         };
         let kill = Kill {
+            parent_pid: None,
+            program: "".into(),
             cgroup: "".into(),
             group: "".into(),
             id,

@@ -139,7 +139,7 @@ pub struct Family<S, const N: usize> {
 /// Maximum number of series of a family with one series per container: enough for 2,000 containers.
 const CONTAINERS: usize = 2_500;
 const PER_COMPONENT: usize = CONTAINERS * 5;
-const PER_ROLE: usize = CONTAINERS * 3;
+const PER_ROLE: usize = CONTAINERS * 4;
 /// Maximum number of series of a GPU family: sixteen GPUs with seven MIG instances each.
 const GPUS: usize = 128;
 
@@ -414,7 +414,7 @@ catalog! {
         "Proportional set size of the container's processes by role, from /proc/PID/smaps_rollup; needs CAP_SYS_PTRACE.",
         "It can be summed. Read at most every `--pss.interval` and cached until the next read, which is postponed by up to ten minutes while the container or the host is about to run out of memory. A process waits while it is read: one that would wait more than 50 ms is read once in ten minutes, and has no share if it changes meanwhile; above 500 ms it is not read; the largest of a container has instead what the others leave of its anonymous and mapped memory. Absent for a role that has a process younger than the last read, or one that is not read.";
     CONTAINER_PROCESSES = Gauge Container "memledger_container_processes" ["role"] max PER_ROLE,
-        "Processes of the container by role (trainer, dataloader_worker, other), from cgroup.procs and /proc; absent if not all can be read.";
+        "Processes of the container by role (trainer, dataloader_worker, worker, other), from cgroup.procs and /proc; absent if not all can be read.";
     CONTAINER_OOM_KILLS = Counter Container "memledger_container_oom_kills_total" ["victim", "scope"] max CONTAINERS * 4, since Ledger,
         "Processes of the container that the kernel's OOM killer killed, from the ledger; begins at 0 with the container.",
         "`victim`: `main` if the kill ended the container (its first process, or a child whose death made it exit with that status within 5 s), else `child`. `scope`: `container` if the limit of a cgroup was hit, `host` if the host ran out of memory. Continues over restarts of the container and of memledger. The kill of a child is counted once the container is known to survive, 5 s after the child is gone, or 15 s if no process of it is seen.";
@@ -422,7 +422,7 @@ catalog! {
         "Unix time of the last OOM kill of a process of the container; absent until the first.";
     CONTAINER_EXITS = Counter Container "memledger_container_exits_total" ["reason"] max CONTAINERS * 10, since Ledger,
         "Exits of the container by reason, from the ledger.",
-        "`completed`: exit 0; `oom_container`; `oom_host`; `stopped`: a stop request to the runtime; `killed`: SIGKILL from outside, no OOM; `signal`; `error`: another exit code; `host_restart`: the run began in another boot of the host; `cuda_oom`: what would be `error`, within 5 s after a CUDA out-of-memory error that a process reported, within 120 s if it did not catch it, and within 15 s after one in the log if no process reports; `unknown`: no source has the reason. Never called an OOM by exit code 137 or the runtime's flag, only by the ledger's own evidence.";
+        "`completed`: exit 0; `oom_container`; `oom_host`; `stopped`: a stop request to the runtime; `killed`: SIGKILL from outside, no OOM; `signal`; `error`: another exit code, or 129 to 192 within five minutes after the OOM kill of a child, whose status it may be; `host_restart`: the run began in another boot of the host; `cuda_oom`: what would be `error`, within 5 s after a CUDA out-of-memory error that a process reported, within 120 s if it did not catch it, and within 15 s after one in the log if no process reports; `unknown`: no source has the reason. Never called an OOM by exit code 137 or the runtime's flag, only by the ledger's own evidence.";
     CONTAINER_LAST_EXIT_CODE = Gauge Container "memledger_container_last_exit_code" [] max CONTAINERS,
         "Exit code of the container's last exit, from the runtime; absent until the first.";
     CONTAINER_RESTARTS = Counter Container "memledger_container_restarts_total" [] max CONTAINERS, since Ledger,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::ClockStep;
+pub use crate::collect::pss::PssMissing;
 pub use crate::discover::Identity;
 use crate::discover::run::RUNTIME as RUN_RUNTIME;
 pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
@@ -121,9 +122,15 @@ pub struct Kill {
     /// Name of the process, sanitized for display; empty if unknown.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub process: Arc<str>,
-    /// Role: `trainer`, `dataloader_worker`, `other`; empty if unknown.
+    /// Role: `trainer`, `dataloader_worker`, `worker`, `other`; empty if unknown.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub role: Arc<str>,
+    /// Host pid of the process that a worker was forked by, or started by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent_pid: Option<u32>,
+    /// The program of a worker, such as `gunicorn` or `ray`; empty if it is not a known one.
+    #[serde(default, skip_serializing_if = "str::is_empty")]
+    pub program: Arc<str>,
     /// The owner of the process.
     #[serde(flatten)]
     pub owner: KillOwner,
@@ -643,7 +650,7 @@ pub struct UsageSample {
 /// The processes of one role.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoleUsage {
-    /// `trainer`, `dataloader_worker`, `other`.
+    /// `trainer`, `dataloader_worker`, `worker`, `other`.
     pub role: Arc<str>,
     /// Number of processes.
     pub processes: u32,
@@ -652,6 +659,9 @@ pub struct RoleUsage {
     /// Sum of their PSS, if measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pss_bytes: Option<u64>,
+    /// Why it was not measured; `None` if it was, or if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pss_missing: Option<PssMissing>,
 }
 
 /// A holder of host memory.

@@ -268,11 +268,11 @@ fn assert_processes(memledger: &Memledger, container: &Container) {
     shown.sort_unstable();
     assert_eq!(shown, pids, "as docker top lists them");
     for process in processes {
-        let role = if process["pid"] == main { "trainer" } else { "dataloader_worker" };
+        let role = if process["pid"] == main { "trainer" } else { "worker" };
         assert_eq!(process["role"], role, "{process}");
     }
     let workers: Vec<u32> = pids.iter().copied().filter(|pid| *pid != main).collect();
-    for (role, pids) in [("trainer", vec![main]), ("dataloader_worker", workers)] {
+    for (role, pids) in [("trainer", vec![main]), ("worker", workers)] {
         let labels = [me[0], ("role", role)];
         let metrics = memledger.fresh_metrics();
         assert_eq!(metrics.value("memledger_container_processes", &labels), pids.len() as f64);
@@ -532,7 +532,7 @@ fn docker_init_is_not_the_trainer() {
     let Some(engine) = Engine::shared() else { return };
     let container = engine.run_python(&unique("init"), &["--init"], TRAINER);
     let memledger = start_memledger(&engine, &format!("^{}$", container.name), &[]);
-    let worker = "dataloader_worker";
+    let worker = "worker";
     // command lines are read by another thread, so the first snapshots may lack roles
     eventually("the roles", || {
         let entry = api(&memledger, &container.name)?;
@@ -544,7 +544,7 @@ fn docker_init_is_not_the_trainer() {
             roles.push(process["role"].as_str().expect("text").to_owned());
         }
         roles.sort();
-        let right = roles == [worker, worker, worker, worker, "other", "trainer"];
+        let right = roles == ["other", "trainer", worker, worker, worker, worker];
         right.then_some(()).ok_or_else(|| format!("{roles:?}"))
     });
 }

@@ -35,7 +35,7 @@ impl Host {
             let gpus = sources.iter().filter(|source| read(source) == Some(1.0)).count();
             let ledger = metrics.all("memledger_oom_source_up", &[]).len();
             let counted = metrics.all("memledger_container_restarts_total", &[]).len() == self.containers;
-            match (shares == 3 * self.containers && counted, gpus == sources.len(), ledger == ledger_sources)
+            match (shares == 4 * self.containers && counted, gpus == sources.len(), ledger == ledger_sources)
             {
                 (true, true, true) => Ok(()),
                 _ => Err(format!(

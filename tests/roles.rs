@@ -111,7 +111,7 @@ impl Tree {
         // a cycle that could not read a process in time has no figures of roles
         crate::support::eventually("the figures of the roles", || {
             let metrics = self.memledger.metrics();
-            for role in ["trainer", "dataloader_worker", "other"] {
+            for role in ["trainer", "dataloader_worker", "worker", "other"] {
                 let labels = [("container_name", container.cgroup.name()), ("role", role)];
                 let count = metrics.try_value("memledger_container_processes", &labels)?;
                 let count_expected = expected.values().filter(|of| *of == role).count();
@@ -152,11 +152,11 @@ fn check(main: &str) {
 }
 
 #[test]
-fn unnamed_forks_are_workers_and_their_parent_is_trainer() {
+fn unnamed_forks_are_no_dataloader_workers() {
     check(
         "
 workers = start_workers(multiprocessing.get_context('fork'), 2)
-done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'dataloader_worker'))
+done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'worker'))
 ",
     );
 }
@@ -172,7 +172,7 @@ done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'dataloader_worker'))
     );
     let expected = roles(&tree.python.line());
     tree.expect_roles(&container, &expected);
-    // forks are classified as workers before they set their name, which is read a little later
+    // the name is read a little later than the process is seen
     crate::support::eventually("two names", || {
         let found = tree.processes(&container);
         let named = found.values().filter(|(name, _)| name == "pt_data_worker").count();
@@ -257,7 +257,7 @@ fn launcher_is_other_and_its_ranks_are_trainers() {
         "rank.py",
         "
 workers = start_workers(multiprocessing.get_context('fork'), 2)
-done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'dataloader_worker'))
+done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'worker'))
 ",
     );
     let mut tree = container.python(&format!(
@@ -280,7 +280,7 @@ done(roles)
 /// A trainer with two forked workers, which other programs wrap.
 const TRAINER: &str = "
 workers = start_workers(multiprocessing.get_context('fork'), 2)
-done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'dataloader_worker'))
+done({os.getpid(): 'trainer'} | dict.fromkeys(workers, 'worker'))
 ";
 
 #[test]

@@ -363,7 +363,7 @@ done()
             .map(|bytes| bytes / MIB)
     };
     let both = |metrics: &Metrics, family: &str| {
-        Ok::<_, String>((of(metrics, family, "trainer")?, of(metrics, family, "dataloader_worker")?))
+        Ok::<_, String>((of(metrics, family, "trainer")?, of(metrics, family, "worker")?))
     };
     // the interpreter itself: the fork shares its pages just like the 64 MiB
     let own = lab.memledger.eventually("a share before the fork", |metrics| {
@@ -432,11 +432,11 @@ os.wait()
     lab.memledger.eventually("shares that add up to the memory of the container", |metrics| {
         let share =
             |role| metrics.try_value("memledger_container_process_pss_bytes", &[name, ("role", role)]);
-        let shares = share("trainer")? + share("dataloader_worker")? + share("other")?;
+        let shares = share("trainer")? + share("worker")? + share("other")?;
         let resident = metrics.sum("memledger_container_process_rss_bytes", &[name]);
         let part = |v1, v2| lab.cgroup.stat(v1, v2).map(|bytes| bytes as f64).ok_or("no stat");
         let charged = part("total_rss", "anon")? + part("total_mapped_file", "file_mapped")?;
-        let (parent, worker) = (share("trainer")? / MIB, share("dataloader_worker")? / MIB);
+        let (parent, worker) = (share("trainer")? / MIB, share("worker")? / MIB);
         // pages of Python and its libraries count in the worker's walk also where another cgroup is charged for them
         let elsewhere = worker - 64.0;
         let is_right = resident > 22.0 * 128.0 * MIB

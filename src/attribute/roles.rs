@@ -1,9 +1,10 @@
 //! Roles of the processes of a training container.
 //!
 //! * `trainer`: each rank. It holds GPU memory, or it is the Python process that forks the workers.
-//! * `dataloader_worker`: a process named `pt_data_worker` (newer PyTorch); or a fork of a trainer that kept its
-//!   parent's command line; or a process without GPU memory that `multiprocessing` spawned from a process with GPU
-//!   memory.
+//! * `dataloader_worker`: a process named `pt_data_worker` (PyTorch 2.6 and later); or a process without GPU memory that a process
+//!   with GPU memory forked, or spawned by `multiprocessing`, where no other one has that name.
+//! * `worker`: another fork of a Python process that kept its parent's command line; or a worker by its own command line, such as of
+//!   joblib or Ray.
 //! * `other`: shells, init, launchers such as torchrun, helpers of multiprocessing, and everything uncertain.
 //!
 //! GPU memory outweighs structure: where a driver reports which processes hold GPU memory, a rank is never classified
@@ -21,21 +22,24 @@ use crate::parse::process::Launch;
 pub enum Role {
     /// A rank.
     Trainer,
-    /// A DataLoader worker.
+    /// A worker of PyTorch's DataLoader.
     DataloaderWorker,
+    /// Another worker process: of multiprocessing, joblib, gunicorn, celery, Ray.
+    Worker,
     /// Everything else, and everything uncertain.
     Other,
 }
 
 impl Role {
     /// All roles.
-    pub const ALL: [Role; 3] = [Role::Trainer, Role::DataloaderWorker, Role::Other];
+    pub const ALL: [Role; 4] = [Role::Trainer, Role::DataloaderWorker, Role::Worker, Role::Other];
 
     /// Returns the label value.
     pub const fn label(self) -> &'static str {
         match self {
             Role::Trainer => "trainer",
             Role::DataloaderWorker => "dataloader_worker",
+            Role::Worker => "worker",
             Role::Other => "other",
         }
     }
@@ -97,6 +101,8 @@ struct ProcessTree<'a> {
     is_candidate: Vec<bool>,
     /// A parent of such forks, or of processes named as workers.
     has_workers: Vec<bool>,
+    /// A parent of processes named as workers: PyTorch names all of its own.
+    has_named_workers: Vec<bool>,
 }
 
 impl<'a> ProcessTree<'a> {
@@ -110,6 +116,7 @@ impl<'a> ProcessTree<'a> {
             holds_gpu,
             is_candidate: vec![],
             has_workers: vec![false; processes.len()],
+            has_named_workers: vec![false; processes.len()],
         };
         tree.is_candidate = (0..processes.len()).map(|i| tree.is_candidate_fork(i)).collect();
         tree.find_parents_of_workers();
@@ -158,6 +165,7 @@ impl<'a> ProcessTree<'a> {
             let worker = self.is_named(index) || (self.is_candidate[index] && !has_forks);
             if let Some(origin) = self.origin(index).filter(|_| worker) {
                 self.has_workers[origin] = true;
+                self.has_named_workers[origin] |= self.is_named(index);
             }
         }
     }
@@ -173,24 +181,40 @@ impl<'a> ProcessTree<'a> {
         child && self.origin(index).is_some_and(|origin| self.holds_gpu[origin])
     }
 
+    /// Returns the role of a child of a process with GPU memory. PyTorch names all of its workers or none, by its version.
+    fn role_of_gpu_child(&self, index: usize) -> Role {
+        let has_named = self.origin(index).is_some_and(|origin| self.has_named_workers[origin]);
+        let is_of_program = self.processes[index].meta.command.program.is_some();
+        if has_named || is_of_program { Role::Worker } else { Role::DataloaderWorker }
+    }
+
     fn role(&self, index: usize) -> Role {
+        let command = &self.processes[index].meta.command;
         if self.holds_gpu[index] {
             return Role::Trainer;
         }
-        if self.is_named(index) || self.is_child_of_gpu_holder(index) {
+        if self.is_named(index) {
             return Role::DataloaderWorker;
         }
-        if !self.processes[index].meta.command.python
-            || matches!(self.launch(index), Launch::ForkServer | Launch::ResourceTracker)
-        {
+        if self.is_child_of_gpu_holder(index) {
+            return self.role_of_gpu_child(index);
+        }
+        if command.is_worker {
+            return Role::Worker;
+        }
+        if !command.python || matches!(self.launch(index), Launch::ForkServer | Launch::ResourceTracker) {
             return Role::Other;
         }
         if self.has_workers[index] {
-            return Role::Trainer;
+            // a server that forks workers trains nothing
+            return if command.program.is_some() { Role::Other } else { Role::Trainer };
         }
         let parent_is_worker =
             self.parent[index].is_some_and(|p| self.is_named(p) || self.is_child_of_gpu_holder(p));
-        if self.is_candidate[index] && !parent_is_worker { Role::DataloaderWorker } else { Role::Other }
+        let is_of_program = self.launch(index) == Launch::Spawn
+            && self.origin(index).is_some_and(|p| self.processes[p].meta.command.program.is_some());
+        let is_worker = self.is_candidate[index] && !parent_is_worker || is_of_program;
+        if is_worker { Role::Worker } else { Role::Other }
     }
 }
 
@@ -220,7 +244,8 @@ mod tests {
     fn roles(processes: &[Process], gpu: &[u32]) -> String {
         let letter = |role| match role {
             Role::Trainer => 'T',
-            Role::DataloaderWorker => 'w',
+            Role::DataloaderWorker => 'd',
+            Role::Worker => 'w',
             Role::Other => '-',
         };
         classify(processes, |process| gpu.contains(&process.pid)).into_iter().map(letter).collect()
@@ -258,14 +283,40 @@ mod tests {
     fn ranks_forked_by_one_launcher_are_trainers_by_gpu_memory() {
         let p = |pid, ppid| process(pid, ppid, "python", "python train.py");
         let tree = [p(1, 0), p(2, 1), p(3, 1), p(4, 2), p(5, 2), p(6, 3)];
-        assert_eq!(roles(&tree, &[2, 3]), "-TTwww");
-        assert_eq!(roles(&tree, &[]), "-TTwww", "without a GPU by their position in the tree");
+        assert_eq!(roles(&tree, &[2, 3]), "-TTddd");
+        assert_eq!(roles(&tree, &[]), "-TTwww", "without a GPU they may be any program's");
     }
 
     #[test]
     fn helper_forked_by_worker_is_other() {
         let p = |pid, ppid| process(pid, ppid, "python", "python train.py");
-        assert_eq!(roles(&[p(1, 0), p(2, 1), p(3, 2)], &[1]), "Tw-");
+        assert_eq!(roles(&[p(1, 0), p(2, 1), p(3, 2)], &[1]), "Td-");
+    }
+
+    #[test]
+    fn forks_without_torchs_name_beside_ones_with_it_are_other_workers() {
+        let p = |pid, ppid, comm| process(pid, ppid, comm, "python train.py");
+        let tree = [p(1, 0, "python"), p(2, 1, "pt_data_worker"), p(3, 1, "python")];
+        assert_eq!(roles(&tree, &[1]), "Tdw");
+        assert_eq!(roles(&tree, &[]), "Tdw");
+    }
+
+    #[test]
+    fn workers_of_other_programs_are_no_dataloader_workers_and_their_parent_trains_nothing() {
+        let gunicorn = |pid, ppid| process(pid, ppid, "gunicorn", "python /usr/bin/gunicorn -w 2 app:app");
+        assert_eq!(roles(&[gunicorn(1, 0), gunicorn(2, 1), gunicorn(3, 1)], &[]), "-ww");
+        assert_eq!(roles(&[gunicorn(1, 0), gunicorn(2, 1)], &[1]), "Tw", "it loaded a model before");
+        let pool = |pid, ppid| process(pid, ppid, "python3", "python3 pool.py");
+        assert_eq!(roles(&[pool(1, 0), pool(2, 1), pool(3, 1)], &[]), "Tww");
+        let loky = |pid| {
+            process(pid, 1, "python3", "python3 -m joblib.externals.loky.backend.popen_loky_posix --pipe 5")
+        };
+        assert_eq!(roles(&[pool(1, 0), loky(2), loky(3)], &[]), "-ww");
+        let ray = process(2, 1, "ray::f", "ray::f");
+        assert_eq!(roles(&[process(1, 0, "raylet", "raylet"), ray], &[]), "-w");
+        const SPAWN: &str = "python -c frommultiprocessing --multiprocessing-fork";
+        let uvicorn = process(1, 0, "uvicorn", "python -m uvicorn app:app");
+        assert_eq!(roles(&[uvicorn, process(2, 1, "python", SPAWN)], &[]), "-w");
     }
 
     #[test]
@@ -276,7 +327,7 @@ mod tests {
             process(2, 1, "python", SPAWN),
             process(3, 1, "python", SPAWN),
         ];
-        assert_eq!(roles(&tree, &[1]), "Tww");
+        assert_eq!(roles(&tree, &[1]), "Tdd");
         assert_eq!(roles(&tree, &[2, 3]), "-TT");
         assert_eq!(roles(&tree, &[]), "---");
     }
@@ -293,7 +344,7 @@ mod tests {
             process
         };
         let tree = [process(1, 0, "python", "python train.py"), server(2, 1), server(3, 2), server(4, 2)];
-        assert_eq!(roles(&tree, &[1]), "T-ww");
+        assert_eq!(roles(&tree, &[1]), "T-dd");
         assert_eq!(roles(&tree, &[]), "----");
     }
 

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use procfs::FromBufRead;
 use procfs::process::SmapsRollup;
+use serde::{Deserialize, Serialize};
 
 use super::container_owner::ContainerOwner;
 use super::memory_headroom::{LowHeadroom, MemoryHeadroom};
@@ -59,10 +60,26 @@ const LOW_HEADROOM_VALID: Duration = Duration::from_secs(600);
 /// Reason of read errors: a share is left out, because its process would wait too long for the walk.
 const EXPENSIVE: &str = "expensive";
 
+/// Why the proportional share (PSS) of a process is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PssMissing {
+    /// Its container, or the process, was not measured yet.
+    NotYet,
+    /// memledger lacks CAP_SYS_PTRACE.
+    Permission,
+    /// The process would wait too long for it.
+    Expensive,
+    /// Containers with little memory left are not measured: that delays the release of a victim's memory.
+    LowHeadroom,
+}
+
 /// Proportional share of each process, for each container that was measured completely.
 #[derive(Clone, Debug, Default)]
 pub struct PssShares {
     by_container: HashMap<ContainerId, Arc<MeasuredShares>>,
+    /// Why shares of a container are missing, where another reason than the pause between measurements is known.
+    missing: HashMap<ContainerId, PssMissing>,
 }
 
 #[derive(Clone, Debug)]
@@ -78,6 +95,11 @@ impl PssShares {
     pub fn of(&self, container: &ContainerId, pid: u32, start_ticks: u64) -> Option<u64> {
         let (ticks, bytes) = self.by_container.get(container)?.bytes.get(&pid)?;
         (*ticks == start_ticks).then_some(*bytes)
+    }
+
+    /// Returns why the share of a process of this container is not known.
+    pub fn missing(&self, container: &ContainerId) -> PssMissing {
+        self.missing.get(container).copied().unwrap_or(PssMissing::NotYet)
     }
 
     /// Returns true if the container was measured.
@@ -247,6 +269,7 @@ pub struct Pss {
     pool: Option<ReadPool<ContainerOwner, Share, PssRead>>,
     measuring: HashMap<ContainerId, Measurement>,
     shares: HashMap<ContainerId, Arc<MeasuredShares>>,
+    missing: HashMap<ContainerId, PssMissing>,
     /// Containers with low headroom in the newest cycle, which are not measured.
     low_headroom: Arc<Mutex<LowHeadroom>>,
     denied: bool,
@@ -269,6 +292,7 @@ impl Pss {
             pool: None,
             measuring: HashMap::new(),
             shares: HashMap::new(),
+            missing: HashMap::new(),
             low_headroom: Arc::default(),
             denied: false,
             changed: false,
@@ -349,6 +373,7 @@ impl Pss {
             remainder: None,
         };
         let owner = ContainerOwner::of(container);
+        let mut is_expensive = false;
         for ((target, (_, last)), source) in targets.into_iter().zip(sizes).zip(sources) {
             match source {
                 ShareSource::Walk(max_wait) => {
@@ -361,8 +386,11 @@ impl Pss {
                     measurement.bytes.insert(target.pid, (target.start_ticks, bytes));
                 }
                 ShareSource::Remainder => measurement.remainder = Some(target),
-                ShareSource::Unknown => count_expensive(&container.id, output),
+                ShareSource::Unknown => is_expensive = true,
             }
+        }
+        if is_expensive {
+            self.mark_expensive(&container.id, output);
         }
         let is_done = measurement.pending == 0;
         self.measuring.insert(container.id.clone(), measurement);
@@ -388,10 +416,13 @@ impl Pss {
                     self.walks.entry(id.clone()).or_default().insert(share.target, walk);
                     self.denied = false;
                 }
-                ReadOutcome::Finished(Ok(PssRead::LowHeadroom)) => measurement.has_failed = true,
+                ReadOutcome::Finished(Ok(PssRead::LowHeadroom)) => {
+                    measurement.has_failed = true;
+                    self.mark_missing(&id, PssMissing::LowHeadroom);
+                }
                 ReadOutcome::Finished(Ok(PssRead::Grown)) => {
                     measurement.remainder = None; // its share is not what the others leave
-                    count_expensive(&id, output);
+                    self.mark_expensive(&id, output);
                 }
                 ReadOutcome::Skipped => {
                     output.read_errors.count("blocked");
@@ -403,11 +434,14 @@ impl Pss {
                     if !measurement.has_failed {
                         output.read_errors.record_of(&id, &error);
                     }
-                    self.denied |= error.reason_label() == Some("permission");
                     measurement.has_failed = true;
+                    if error.reason_label() == Some("permission") {
+                        self.denied = true;
+                        self.mark_missing(&id, PssMissing::Permission);
+                    }
                 }
             }
-            if measurement.pending == 0 {
+            if self.measuring.get(&id).is_some_and(|measurement| measurement.pending == 0) {
                 self.finish(context, output, &id);
             }
         }
@@ -425,13 +459,24 @@ impl Pss {
             // less than nothing is left if they were read at different times
             match figure.and_then(|figure| figure.checked_sub(others)) {
                 Some(bytes) => drop(measurement.bytes.insert(pid, (start_ticks, bytes))),
-                None => count_expensive(id, output),
+                None => self.mark_expensive(id, output),
             }
         }
         self.changed = true;
         let took = context.now.since(measurement.began);
         let measured = MeasuredShares { at: context.now, took, bytes: measurement.bytes };
         self.shares.insert(id.clone(), Arc::new(measured));
+    }
+}
+
+impl Pss {
+    fn mark_missing(&mut self, id: &ContainerId, reason: PssMissing) {
+        self.changed |= self.missing.insert(id.clone(), reason) != Some(reason);
+    }
+
+    fn mark_expensive(&mut self, id: &ContainerId, output: &mut Output<'_>) {
+        self.mark_missing(id, PssMissing::Expensive);
+        count_expensive(id, output);
     }
 }
 
@@ -471,6 +516,7 @@ impl Collector for Pss {
         self.started.retain(|id, _| running.contains(id));
         self.walks.retain(|id, _| running.contains(id));
         self.rare_since.retain(|id, _| running.contains(id));
+        self.missing.retain(|id, _| running.contains(id));
         let before = self.shares.len();
         self.shares.retain(|id, measured| {
             // on a large host a measurement takes longer than the interval
@@ -483,7 +529,8 @@ impl Collector for Pss {
             self.start_due(context, output);
         }
         if std::mem::take(&mut self.changed) || before != self.shares.len() {
-            output.cycle_data.pss = Arc::new(PssShares { by_container: self.shares.clone() });
+            output.cycle_data.pss =
+                Arc::new(PssShares { by_container: self.shares.clone(), missing: self.missing.clone() });
         }
         let is_blocked = self.pool.as_ref().is_some_and(ReadPool::is_blocked);
         let failed = is_blocked || (self.denied && self.walks.values().all(HashMap::is_empty));

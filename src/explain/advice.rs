@@ -11,8 +11,8 @@ use super::text::{bytes, lasted, name, role_one, roles, signal_of, time};
 use super::verdict::{SIGKILL, full_shm};
 use super::{Cause, RunSummary, cuda_oom, program, report};
 use crate::events::{
-    ContainerRef, Identity, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, RoleUsage,
-    UsageSample,
+    ContainerRef, Identity, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, PssMissing,
+    RoleUsage, UsageSample,
 };
 use crate::runs::hit_limit::LimitPosition;
 
@@ -215,6 +215,11 @@ fn held_by<'a>(before: Option<&'a PriorUsage>, role: &str) -> Option<&'a RoleUsa
     before?.roles.iter().find(|held| &*held.role == role && held.processes > 0)
 }
 
+/// Returns the workers of each kind.
+fn workers_of(before: Option<&PriorUsage>) -> impl Iterator<Item = &RoleUsage> {
+    ["dataloader_worker", "worker"].into_iter().filter_map(move |role| held_by(before, role))
+}
+
 fn setting<'a>(before: Option<&'a PriorUsage>, key: &str) -> Option<&'a str> {
     let settings = &before?.settings;
     settings.iter().find(|(its, _)| its.eq_ignore_ascii_case(key)).map(|(_, value)| &**value)
@@ -235,9 +240,8 @@ fn limit<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, 
     let share = |held: &RoleUsage| {
         total.and_then(|total| Some(held.pss_bytes? >= total.div_ceil(2))).unwrap_or(false)
     };
-    let workers = held_by(before, "dataloader_worker");
     let trainers = held_by(before, "trainer");
-    if let Some(workers) = workers.filter(|held| share(held) || &*kill.role == "dataloader_worker") {
+    for workers in workers_of(before).filter(|held| share(held) || *kill.role == *held.role) {
         fewer_workers(workers, kill, before, advice);
     }
     if let Some(trainers) = trainers.filter(|held| share(held)) {
@@ -252,14 +256,18 @@ fn limit<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, 
 /// Advises fewer workers, and how many would fit if that can be computed.
 fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let count = workers.processes;
-    let now = setting(before, "num_workers");
-    let value = value_now(now);
-    let held = roles("dataloader_worker", count);
+    let is_loader = &*workers.role == "dataloader_worker";
+    // other programs have settings of their own
+    let now = setting(before, "num_workers").filter(|_| is_loader);
+    let fewer = match &*workers.role {
+        "worker" => program::fewer_workers(&kill.program),
+        _ => format!("Fewer NUM_WORKERS{}", value_now(now)),
+    };
+    let held = roles(&workers.role, count);
     let Some(pss) = workers.pss_bytes else {
         advice.push(format!(
-            "Fewer NUM_WORKERS{value}. {held} ran. What each holds alone is not \
-             known: its proportional share (PSS) was not read, which needs CAP_SYS_PTRACE, happens once per --pss.interval at \
-             most, and seldom or never for a process that would wait long for it.",
+            "{fewer}. {held} ran. What each holds alone is not known{}.",
+            why_unmeasured(workers.pss_missing)
         ));
         return;
     };
@@ -267,7 +275,7 @@ fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, 
     let total = unreclaimable(before);
     if !do_shares_explain(before) {
         advice.push(format!(
-            "Fewer NUM_WORKERS{value}. {held} ran, with {} each (PSS) when that was last measured. All measured shares are {}{}, so how \
+            "{fewer}. {held} ran, with {} each (PSS) when that was last measured. All measured shares are {}{}, so how \
              many workers fit is not known.",
             bytes(each),
             bytes(shares(before)),
@@ -276,12 +284,30 @@ fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, 
         return;
     }
     let of_all = total.map_or_else(String::new, |total| format!(" of {}", bytes(total)));
-    let mut text =
-        format!("Fewer NUM_WORKERS{value}: {held} held {}{of_all}, {} each (PSS).", bytes(pss), bytes(each));
+    let mut text = format!("{fewer}: {held} held {}{of_all}, {} each (PSS).", bytes(pss), bytes(each));
     if let (Some(limit), Some(total)) = (fitting_below(kill, before), total) {
-        text.push_str(&fitting(limit, total, pss, count, now));
+        text.push_str(&fitting(limit, total, pss, (count, is_loader), now));
     }
     advice.push(text);
+}
+
+/// Says why a proportional share is not known; empty if that is not known either.
+fn why_unmeasured(missing: Option<PssMissing>) -> &'static str {
+    match missing {
+        Some(PssMissing::NotYet) => {
+            ": its proportional share (PSS) had not been measured yet (once per --pss.interval)"
+        }
+        Some(PssMissing::Permission) => {
+            ": reading its proportional share (PSS) needs CAP_SYS_PTRACE, which memledger lacked"
+        }
+        Some(PssMissing::Expensive) => {
+            ": its proportional share (PSS) was not read, because it would have waited too long for that"
+        }
+        Some(PssMissing::LowHeadroom) => {
+            ": its proportional share (PSS) is not read while its container is near its limit"
+        }
+        None => "",
+    }
 }
 
 /// Returns the sum of the shares that are known.
@@ -307,7 +333,7 @@ fn fitting_below(kill: &Kill, before: Option<&PriorUsage>) -> Option<u64> {
 }
 
 /// Describes how many workers fit below a limit beside the rest; empty if the figures do not show it.
-fn fitting(limit: u64, total: u64, pss: u64, count: u32, now: Option<&str>) -> String {
+fn fitting(limit: u64, total: u64, pss: u64, (count, is_loader): (u32, bool), now: Option<&str>) -> String {
     // shares and total are measured at different times and may be inconsistent
     let Some(rest) = total.checked_sub(pss).filter(|_| pss > 0) else { return String::new() };
     let each = pss as f64 / f64::from(count);
@@ -324,8 +350,9 @@ fn fitting(limit: u64, total: u64, pss: u64, count: u32, now: Option<&str>) -> S
     if fit < loaders {
         let few = if fit == 0 { "Not one fits".to_owned() } else { format!("Only {fit} of them fit") };
         return format!(
-            " {few} beside the other {}, a tenth of the limit kept free: NUM_WORKERS=0, or a higher limit.",
-            bytes(rest)
+            " {few} beside the other {}, a tenth of the limit kept free: {}a higher limit.",
+            bytes(rest),
+            if is_loader { "NUM_WORKERS=0, or " } else { "" }
         );
     }
     let text = format!(" With a tenth of the limit kept free {fit} fit");
@@ -467,14 +494,13 @@ fn parent<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>,
                 .to_owned(),
         );
     }
-    if let Some(workers) = held_by(before, "dataloader_worker").and_then(|held| Some((held, held.pss_bytes?)))
-    {
+    for (workers, pss) in workers_of(before).filter_map(|held| Some((held, held.pss_bytes?))) {
+        let now = setting(before, "num_workers").filter(|_| &*workers.role == "dataloader_worker");
         advice.push(format!(
             "In this container {} held {}{}.",
-            roles("dataloader_worker", workers.0.processes),
-            bytes(workers.1),
-            setting(before, "num_workers")
-                .map_or_else(String::new, |v| format!(" (NUM_WORKERS={})", name(v)))
+            roles(&workers.role, workers.processes),
+            bytes(pss),
+            now.map_or_else(String::new, |v| format!(" (NUM_WORKERS={})", name(v)))
         ));
     }
 }
@@ -521,16 +547,16 @@ fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, 
              Then its growth affects itself, not other containers."
         ));
     }
-    if lead.is_some_and(|kill| &*kill.role == "dataloader_worker") {
-        let workers = held_by(before, "dataloader_worker");
-        if let Some((workers, pss)) = workers.and_then(|held| Some((held, held.pss_bytes?))) {
-            advice.push(format!(
-                "Fewer NUM_WORKERS{} also save memory: {} held {}.",
-                workers_now(before),
-                roles("dataloader_worker", workers.processes),
-                bytes(pss)
-            ));
-        }
+    let its_role = lead.map_or("", |kill| &*kill.role);
+    if let Some((workers, pss)) =
+        workers_of(before).find(|held| *held.role == *its_role).and_then(|held| Some((held, held.pss_bytes?)))
+    {
+        let fewer = match its_role {
+            "worker" => program::fewer_workers(lead.map_or("", |kill| &*kill.program)),
+            _ => format!("Fewer NUM_WORKERS{}", workers_now(before)),
+        };
+        let held = roles(&workers.role, workers.processes);
+        advice.push(format!("{fewer} also save memory: {held} held {}.", bytes(pss)));
     }
 }
 
@@ -622,6 +648,13 @@ fn signal(run: &RunSummary<'_>, advice: &mut Vec<String>) {
         Some(6) => advice.push(
             "SIGABRT is how a program ends itself: a failed assertion, or a C++ exception such as std::bad_alloc. Its \
              last log lines show which."
+                .to_owned(),
+        ),
+        // the first process of a pid namespace gets no SIGABRT from itself
+        Some(11) if !run.subject.is_run() => advice.push(
+            "As the status of a container's first process, 139 is either a fault in native code or abort(), which ends it in the same way: \
+             Node.js at its heap limit, Rust and C++ whose memory was refused. The last log lines say so; after a fault dmesg has \"segfault at\" \
+             with the library."
                 .to_owned(),
         ),
         Some(11 | 4 | 5 | 8 | 31) => advice.push(

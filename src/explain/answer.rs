@@ -14,6 +14,9 @@ pub struct WhyDocument<'a> {
     /// What is said instead of a verdict.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<&'a str>,
+    /// The headline of the verdict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub headline: Option<String>,
     /// The verdict; its fields are those of the answer.
     #[serde(flatten)]
     pub verdict: Option<&'a Verdict>,
@@ -32,6 +35,7 @@ impl<'a> WhyDocument<'a> {
         Self {
             found,
             message: None,
+            headline: Some(verdict.title()),
             verdict: Some(verdict),
             coverage: None,
             kills_of_unknown_containers: None,
@@ -43,6 +47,7 @@ impl<'a> WhyDocument<'a> {
         Self {
             found: false,
             message: Some(message),
+            headline: None,
             verdict: None,
             coverage: None,
             kills_of_unknown_containers: None,

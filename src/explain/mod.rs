@@ -12,6 +12,7 @@ mod advice;
 mod answer;
 mod container_log;
 mod cuda_oom;
+mod headline;
 mod limit;
 pub mod live;
 mod log_file;
@@ -243,6 +244,9 @@ pub struct Verdict {
     /// The container; `None` for a kill outside containers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<ContainerRef>,
+    /// The headline, where the title of the cause does not say all.
+    #[serde(skip)]
+    pub headline: Option<String>,
     /// The cause.
     pub cause: Cause,
     /// How certain the verdict is.
@@ -431,8 +435,8 @@ pub fn query_verdict<E>(
     Ok(explain(&events_of(container, &events)?, now))
 }
 
-/// Returns the verdict on one exit, whatever the container did later; `None` if it was no abnormal end, or if the exit is no longer in
-/// the ledger.
+/// Returns the verdict on one exit, whatever the container did later; `None` if it was no abnormal end and lost no process, or if the exit
+/// is no longer in the ledger.
 ///
 /// # Errors
 /// Errors of `events`.
@@ -447,8 +451,12 @@ pub fn exit_verdict<E>(
     let container = Some(run.subject.container_id.to_string());
     let mut found =
         with_possible_kills(&Query { container, until, ..Query::default() }, Some(exit_id), &events)?;
-    let is_it = |event: &&LedgerEvent| event.id() == exit_id && event.is_notable();
-    let Some(LedgerEvent::Exit(exit)) = found.iter().find(is_it).cloned() else { return Ok(None) };
+    let is_it = |event: &&LedgerEvent| event.id() == exit_id;
+    let Some(event @ LedgerEvent::Exit(exit)) = found.iter().find(is_it) else { return Ok(None) };
+    if !event.is_notable() && exit.oom_kills == 0 {
+        return Ok(None);
+    }
+    let exit = exit.clone();
     let is_linked = |id: u64| exit.ended_by == Some(id) || exit.may_be.contains(&id);
     let is_of_run =
         |event: &LedgerEvent| event.subject().is_some_and(|subject| subject.started == exit.subject.started);
@@ -585,6 +593,7 @@ pub fn verdict_without_events(
     };
     run_words::adapt(Verdict {
         subject: Some(subject),
+        headline: None,
         cause: if is_stalled { Cause::AtLimit } else { Cause::Nothing },
         confidence: if is_stalled { Confidence::Certain } else { Confidence::Unsure },
         at: None,

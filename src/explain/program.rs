@@ -1,6 +1,7 @@
 //! What limits the memory of well-known programs, by the name of the process: the settings that their users know.
 
 use crate::events::{Kill, OomScope};
+use crate::parse::process::WorkerProgram;
 
 /// Names, or beginnings of names before a `*`, and what limits the program's memory. The kernel cuts names after 15 bytes.
 const PROGRAMS: [(&[&str], &str); 10] = [
@@ -28,11 +29,49 @@ const PROGRAMS: [(&[&str], &str); 10] = [
     (&["clickhouse*"], "ClickHouse: max_server_memory_usage, max_memory_usage of a query."),
     (
         &["java"],
-        "Java: -Xmx or -XX:MaxRAMPercentage, and beyond the heap threads, metaspace and direct buffers (-XX:MaxDirectMemorySize).",
+        "Java: -Xmx or -XX:MaxRAMPercentage (Spark: spark.driver.memory or --driver-memory, spark.executor.memory), and beyond the heap threads, metaspace and direct buffers (-XX:MaxDirectMemorySize).",
     ),
     (&["node"], "Node.js: --max-old-space-size."),
     (&["prometheus"], "Prometheus: fewer series (metric_relabel_configs), and queries of less at once."),
 ];
+
+/// Names of processes, or their beginnings, and the program whose workers they are.
+const WORKERS: [(&str, WorkerProgram); 5] = [
+    ("celery", WorkerProgram::Celery),
+    ("dask", WorkerProgram::Dask),
+    ("gunicorn", WorkerProgram::Gunicorn),
+    ("ray::", WorkerProgram::Ray),
+    ("uvicorn", WorkerProgram::Uvicorn),
+];
+
+/// Returns how fewer workers of a program are set, by its name in events; of another program, as Python's own libraries have it.
+pub(super) fn fewer_workers(program: &str) -> String {
+    let text = match WorkerProgram::of_name(program) {
+        Some(WorkerProgram::Celery) => {
+            "Fewer Celery workers (-c, --concurrency; --max-memory-per-child replaces one that grows)"
+        }
+        Some(WorkerProgram::Dask) => {
+            "Fewer Dask workers (n_workers, --nworkers; each writes to disk before its memory_limit)"
+        }
+        Some(WorkerProgram::Gunicorn) => {
+            "Fewer gunicorn workers (-w, --workers; --max-requests replaces one that grows)"
+        }
+        Some(WorkerProgram::Joblib) => {
+            "Fewer jobs (n_jobs= of joblib and scikit-learn; pre_dispatch= bounds what waits)"
+        }
+        Some(WorkerProgram::Ray) => "Fewer Ray tasks at once (num_cpus= or memory= of a task or an actor)",
+        Some(WorkerProgram::Spark) => {
+            "Fewer Spark tasks at once (spark.executor.cores; spark.executor.pyspark.memory limits Python's)"
+        }
+        Some(WorkerProgram::Uvicorn) => {
+            "Fewer uvicorn workers (--workers; --limit-max-requests replaces one that grows)"
+        }
+        None => {
+            "Fewer worker processes (processes= of multiprocessing.Pool, max_workers= of ProcessPoolExecutor)"
+        }
+    };
+    text.to_owned()
+}
 
 /// Returns the advice for the program that was killed, or that held most; `None` for other programs, such as trainings.
 pub(super) fn advice(kill: &Kill) -> Option<String> {
@@ -47,5 +86,9 @@ pub(super) fn advice(kill: &Kill) -> Option<String> {
     let known = |name: &str| {
         PROGRAMS.iter().find(|(patterns, _)| patterns.iter().any(|pattern| is_it(name, pattern)))
     };
-    names.into_iter().flatten().find_map(known).map(|(_, advice)| (*advice).to_owned())
+    let settings = names.into_iter().flatten().find_map(known).map(|(_, advice)| (*advice).to_owned());
+    // where its role is known, its workers are advised on with their number and size
+    let worker = |name: &str| WORKERS.iter().find(|(begin, _)| name.starts_with(begin));
+    let workers = names.into_iter().flatten().find_map(worker).filter(|_| &*kill.role != "worker");
+    settings.or_else(|| workers.map(|(_, program)| format!("{}.", fewer_workers(program.name()))))
 }

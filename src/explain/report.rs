@@ -186,9 +186,10 @@ fn largest<'a>(kill: &'a Kill, report: &OomReport, run: &RunSummary<'a>) -> Opti
         let victim = kill.pid.and_then(|pid| report.victim(pid));
         let which = if victim.is_some_and(|row| row.pid == first.pid) { ", the victim," } else { "" };
         return Some(format!(
-            "One process held most of it: {}{which} with {} resident. Look there for data that is kept in RAM.",
+            "One process held most of it: {}{which} with {} {}. Look there for data that is kept in RAM.",
             process(first),
-            bytes(first.rss_bytes)
+            bytes(own),
+            if own < first.rss_bytes { "beside mapped files" } else { "resident" }
         ));
     }
     let is_measured = |role: &RoleUsage| *role.role == *first.role && role.pss_bytes.is_some();
@@ -279,6 +280,10 @@ fn resident_and_swap(resident: u64, swap: u64) -> String {
 /// Describes swap that was exhausted, or not there.
 fn swap(kill: &Kill, report: &OomReport, run: &RunSummary<'_>) -> Option<String> {
     let limit = report.swap_limit_bytes.filter(|_| !report.with_swap)?;
+    let has_host_swap = kill.scope == OomScope::Host || report.host_swap_bytes != Some(0);
+    if !has_host_swap {
+        return None; // the limit of this cgroup changes nothing
+    }
     if limit == 0 {
         let text = match (kill.scope, LimitSetter::of(run.subject, &kill.limit_cgroup)) {
             (OomScope::Host, _) => "The host has no swap: some swap gives idle memory a place.",

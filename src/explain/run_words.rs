@@ -13,7 +13,7 @@ const WORDS: [(&str, &str); 4] = [
 impl Verdict {
     /// Returns the heading.
     pub fn title(&self) -> String {
-        let title = self.cause.title();
+        let title = self.headline.as_deref().unwrap_or_else(|| self.cause.title());
         if self.subject.as_ref().is_some_and(|subject| subject.is_run()) {
             in_words_of_runs(title)
         } else {

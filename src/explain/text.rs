@@ -116,6 +116,7 @@ pub(super) fn role_one(role: &str) -> &'static str {
     match role {
         "trainer" => "trainer process",
         "dataloader_worker" => "DataLoader worker",
+        "worker" => "worker process",
         _ => "child process",
     }
 }
@@ -127,6 +128,8 @@ pub fn roles(role: &str, count: u32) -> String {
         ("trainer", _) => "trainers",
         ("dataloader_worker", 1) => "DataLoader worker",
         ("dataloader_worker", _) => "DataLoader workers",
+        ("worker", 1) => "worker process",
+        ("worker", _) => "worker processes",
         (_, 1) => "other",
         _ => "others",
     };

@@ -4,7 +4,8 @@ use super::limit::{inside, limit_bytes, limit_of};
 use super::place::CgroupPlace;
 use super::text::{bytes, lasted, name, role_one, signal, signal_of, time};
 use super::{
-    Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, last_sample, report, run_words,
+    Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, headline, last_sample, report,
+    run_words,
 };
 use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
 use crate::parse::kernel_log::NoKill;
@@ -18,8 +19,6 @@ const SIGBUS: i64 = 7;
 const WITHOUT_CGROUP: &str = "It had no cgroup, or that was gone before its counters were read: an OOM kill of one of its children is listed as one of the host (`memledger events`).";
 /// What is said of an end with an error where no other cause is known.
 pub(super) const OWN_ERROR: &str = ": its own error.";
-/// An exit by SIGKILL so many seconds after a kill on a host that ran out of memory is most likely by that kill.
-const MAX_HOST_EXIT_DELAY: f64 = 30.0;
 /// A kill is logged at most so many seconds after it, where the console is not slow.
 const RECORD_DELAY: f64 = 0.5;
 /// Kills of one `memory.oom.group` are that close in time.
@@ -27,7 +26,7 @@ const GROUP_SECONDS: f64 = 3.0;
 /// Names of processes that are listed.
 const MAX_NAMED: usize = 5;
 pub(super) const SIGKILL: i32 = 9;
-const SIGTERM: i32 = 15;
+pub(super) const SIGTERM: i32 = 15;
 /// A time in a log from elsewhere that is at least this many seconds is a Unix time, and none since the host's start.
 const MIN_UNIX_SECONDS: f64 = 1e9;
 /// Exit code after SIGKILL.
@@ -72,6 +71,9 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
     evidence.extend(flag_line(run, cause));
     run_words::adapt(Verdict {
         subject: Some(run.subject.clone()),
+        headline: lead
+            .filter(|kill| !ended_it(kill, run.exit))
+            .and_then(|kill| headline::after_kill(cause, kill, run)),
         cause,
         confidence,
         at: lead
@@ -82,8 +84,9 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         requested_at: now,
         what,
-        also: also(run, lead, cause)
+        also: own_end(run, lead)
             .into_iter()
+            .chain(also(run, lead, cause))
             .chain(cuda_oom::also(run).filter(|_| !is_cuda_oom(cause)))
             .chain(without_cgroup)
             .collect(),
@@ -141,6 +144,7 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
     };
     Verdict {
         subject: None,
+        headline: None,
         cause,
         confidence,
         at: Some(kill.at).filter(|_| run.log_time.is_none()),
@@ -198,18 +202,39 @@ fn when(kill: &Kill, run: &RunSummary<'_>) -> String {
 }
 
 /// Returns the kill that the verdict is about, if any.
+///
+/// A run that lost a process is first that, however it ended later, but for an end that is proven to be another one's doing: by a CUDA
+/// out-of-memory error, by a restart of the host, or by a kill whose own record is lost.
 fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a Kill> {
-    let Some(exit) = run.exit else { return run.kills.last().map(|kill| chosen(kill, run)) };
-    let ended = run.kills.iter().rev().find(|kill| ended_it(kill, run.exit));
-    // an exit by SIGKILL has its own cause: a kill that no container is known for may be that
-    let may_be = |kill: &&&Kill| exit.exit_code != Some(SIGKILL_STATUS) && exit.may_be.contains(&kill.id);
-    // a host without memory needs seconds for an exit and for its report
-    let is_late = |kill: &&&Kill| {
-        let is_killed = exit.reason == Some(ExitReason::Killed) && kill.scope == OomScope::Host;
-        is_killed && (0.0..=MAX_HOST_EXIT_DELAY).contains(&(exit.at - kill.at))
+    let newest = || run.kills.last().map(|kill| chosen(kill, run));
+    let Some(exit) = run.exit else { return newest() };
+    let ended = run.kills.iter().rev().find(|kill| ended_it(kill, run.exit)).copied();
+    let may_be = || run.kills.iter().rev().find(|kill| exit.may_be.contains(&kill.id)).copied();
+    ended.or_else(may_be).or_else(|| newest().filter(|_| !has_own_cause(exit)))
+}
+
+/// Returns whether it is proven what ended a run, where no kill that is known did.
+fn has_own_cause(exit: &Exit) -> bool {
+    use ExitReason::{CudaOom, HostRestart, OomContainer, OomHost};
+    matches!(exit.reason, Some(CudaOom | HostRestart | OomContainer | OomHost))
+}
+
+/// Describes the end of a run that went on after the kill that leads, where that has a reason of its own.
+fn own_end(run: &RunSummary<'_>, lead: Option<&Kill>) -> Option<String> {
+    let exit = run.exit.filter(|exit| exit.reason != Some(ExitReason::Completed))?;
+    let is_cause = |kill: &&Kill| exit.may_be.contains(&kill.id) && run.unattributed_kills.is_empty();
+    let kill = lead.filter(|kill| !ended_it(kill, run.exit) && !is_cause(kill))?;
+    if exit.reason.is_none() && !is_decided(kill) {
+        return None;
+    }
+    let what = exit_cause(exit, run).2;
+    // people stop what hangs, and then ask
+    let hung = if was_requested(exit) {
+        " It may have hung until then: a program that is not told of the death of a child waits for it, as multiprocessing.Pool does."
+    } else {
+        ""
     };
-    let mut newest = run.kills.iter().rev();
-    ended.or_else(|| newest.clone().find(may_be)).or_else(|| newest.find(is_late)).copied()
+    Some(format!("{what}{hung}"))
 }
 
 /// Returns the kill of the process that the kernel chose, if this one was killed with it.
@@ -248,6 +273,7 @@ pub(super) fn without_kill<'a>(run: &RunSummary<'a>, kill: &'a Kill, no_kill: No
     };
     Verdict {
         subject: matches!(kill.owner, KillOwner::Container(_)).then(|| run.subject.clone()),
+        headline: None,
         cause,
         confidence: Confidence::Certain,
         at: None,
@@ -265,8 +291,7 @@ pub(super) fn without_kill<'a>(run: &RunSummary<'a>, kill: &'a Kill, no_kill: No
 
 fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, String) {
     let main = ended_it(kill, run.exit);
-    let failed =
-        run.exit.is_some_and(|exit| !matches!(exit.exit_code, Some(0) | None) && !was_requested(exit));
+    let failed = run.exit.is_some_and(|exit| exit.may_be.contains(&kill.id));
     let limit = limit_of(kill, run);
     let cause = match (kill.kernel_usec, kill.scope) {
         (None, _) => Cause::OomUnnamed,
@@ -276,15 +301,16 @@ fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, S
         _ if limit == LimitPosition::Above => Cause::OomParentLimit,
         _ if mostly_shared(kill, run) => Cause::OomLimitShm,
         _ if main => Cause::OomLimitMain,
+        _ if !is_decided(kill) => Cause::OomLimit,
         _ if failed => Cause::OomLimitWorkerThenExit,
-        _ if !is_decided(kill) && run.exit.is_none() => Cause::OomLimit,
         _ => Cause::OomLimitWorker,
     };
     let is_complete = is_decided(kill) && (limit != LimitPosition::Unnamed || kill.scope == OomScope::Host);
     let confidence = match cause {
         Cause::OomUnnamed => Confidence::Likely,
         _ if is_one_of_a_set(kill) => Confidence::Likely,
-        _ if !main && run.exit.is_some_and(|exit| exit.reason == Some(ExitReason::Killed)) => {
+        // its status may be its own, or evidence may still arrive
+        _ if failed && run.exit.is_some_and(|exit| exit.reason.is_none() || is_ambiguous(exit)) => {
             Confidence::Likely
         }
         // the record is written a little later than the kill, which may be of the run before
@@ -412,7 +438,8 @@ fn process(kill: &Kill) -> String {
     let called = if kill.process.is_empty() { "a process".to_owned() } else { name(&kill.process) };
     let mut details: Vec<String> = kill.pid.map(|pid| format!("pid {pid}")).into_iter().collect();
     if !kill.role.is_empty() && &*kill.role != "other" {
-        details.push(format!("a {}", role_one(&kill.role)));
+        let parent = kill.parent_pid.map_or_else(String::new, |pid| format!(" (fork of pid {pid})"));
+        details.push(format!("a {}{parent}", role_one(&kill.role)));
     }
     let shmem = kill.shmem_bytes.filter(|shmem| kill.anon_bytes.is_some_and(|anon| *shmem > anon));
     match shmem {
@@ -432,8 +459,15 @@ pub(super) fn kill_line(kill: &Kill) -> String {
         KillOwner::Container(subject) => format!("container {}", name(&subject.identity.name)),
         _ => "container unknown".to_owned(),
     };
-    let limit = kill.limit_bytes.map_or_else(String::new, |limit| format!(", limit {}", bytes(limit)));
-    format!("{}: {}, {container}{limit}", time(kill.at), process(kill))
+    format!("{}: {}, {container}{}", time(kill.at), process(kill), limit_words(kill))
+}
+
+fn process_and_limit(kill: &Kill) -> String {
+    format!("{}{}", process(kill), limit_words(kill))
+}
+
+fn limit_words(kill: &Kill) -> String {
+    kill.limit_bytes.map_or_else(String::new, |limit| format!(", limit {}", bytes(limit)))
 }
 
 /// Returns whether it is known what the kill did to its container.
@@ -463,10 +497,24 @@ fn after(kill: &Kill, run: &RunSummary<'_>, main: bool) -> String {
     };
     let code = with_code(exit);
     if was_requested(exit) {
-        format!("the container kept running until it was stopped {later}{code}.")
-    } else {
-        format!("the container kept running and ended {later}{code}.")
+        return format!("the container kept running until it was stopped {later}{code}.");
     }
+    let status = match exit.exit_code {
+        Some(SIGKILL_STATUS) if exit.may_be.contains(&kill.id) && run.unattributed_kills.is_empty() => {
+            ", most likely the status of that child"
+        }
+        _ => "",
+    };
+    if is_decided(kill) {
+        format!("the container kept running and ended {later}{code}{status}.")
+    } else {
+        format!("the container ended {later}{code}; whether by that kill is not decided yet.")
+    }
+}
+
+/// Returns whether an exit status is one that a program returns for a child, or that a signal has.
+fn is_ambiguous(exit: &Exit) -> bool {
+    signal_of(exit.exit_code).is_some()
 }
 
 fn with_code(exit: &Exit) -> String {
@@ -623,6 +671,10 @@ fn by_signal(exit: &Exit, run: &RunSummary<'_>, at: &str) -> (Cause, Confidence,
         return (Cause::ShmFull, Confidence::Likely, what);
     }
     match number {
+        11 if !exit.subject.is_run() => {
+            let what = format!("{at}, by {name} or by abort(): it crashed.");
+            (Cause::CrashedSignal, Confidence::Certain, what)
+        }
         4..=8 | 11 | 31 => {
             (Cause::CrashedSignal, Confidence::Certain, format!("{at}, by {name}: it crashed."))
         }
@@ -679,6 +731,12 @@ fn by_error(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
         );
         return (Cause::ErrorExit, Confidence::Unsure, what);
     }
+    if run.kills.is_empty() && run.exit.is_some_and(|exit| !exit.may_be.is_empty()) {
+        let what = format!(
+            "{at}. A process of it was OOM-killed before, which may be the cause; the kill's own record is not in the ledger (any more)."
+        );
+        return (Cause::OomFlagOnly, Confidence::Likely, what);
+    }
     let none = if run.kills.is_empty() { " No OOM kill of this run is recorded." } else { "" };
     let what = format!("{at}{OWN_ERROR}{none}");
     (Cause::ErrorExit, Confidence::Certain, what)
@@ -719,14 +777,18 @@ fn also(run: &RunSummary<'_>, lead: Option<&Kill>, cause: Cause) -> Vec<String> 
     } else if let (Some(first), Some(last)) = (others.first(), others.last()) {
         let is_all = all == others.len() as u64;
         let more = if lead.is_some() { " more" } else { "" };
-        let workers = is_all && others.iter().all(|kill| &*kill.role == "dataloader_worker");
-        let (noun, was) = match (workers, all) {
-            (true, 1) => ("DataLoader worker", "was"),
-            (true, _) => ("DataLoader workers", "were"),
-            (false, 1) => ("process", "was"),
-            (false, _) => ("processes", "were"),
+        let first_role = &*first.role;
+        let is_worker = matches!(first_role, "dataloader_worker" | "worker");
+        let workers = is_all && is_worker && others.iter().all(|kill| *kill.role == *first_role);
+        let was = if all == 1 { "was" } else { "were" };
+        let noun = match (workers, all) {
+            (true, 1) => role_one(first_role).to_owned(),
+            (true, _) => format!("{}s", role_one(first_role)).replace("processs", "processes"),
+            (false, 1) => "process".to_owned(),
+            (false, _) => "processes".to_owned(),
         };
         let when = match (is_all, all) {
+            (true, 1) if lead.is_none() => format!("at {}: {}.", time(last.at), process_and_limit(last)),
             (true, 1) => format!("at {}.", time(last.at)),
             (true, _) => format!("first at {}, last at {}.", time(first.at), time(last.at)),
             (false, _) => {

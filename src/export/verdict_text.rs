@@ -183,6 +183,7 @@ fn at_the_kill(text: &mut String, verdict: &Verdict, report: &OomReport, shown: 
     }
     head.extend(amount("free", report.free_bytes));
     head.extend(match (report.swap_bytes, report.swap_limit_bytes) {
+        _ if report.host_swap_bytes == Some(0) => Some("no swap".to_owned()),
         (_, Some(0)) => Some("no swap".to_owned()),
         (Some(used), Some(limit)) => Some(format!("swap {} of {}", size(used), size(limit))),
         (Some(used), None) => Some(format!("swap {}", size(used))),

@@ -15,7 +15,7 @@ use crate::clock::{ClockStep, Timestamp};
 use crate::discover::{ContainerId, RuntimeEvent};
 use crate::events::{ContainerRef, Identity, PriorUsage};
 use crate::runs::peaks::StoredPeaks;
-use crate::runs::usage_history::by_role;
+use crate::runs::usage_history::roles;
 use crate::runs::{RunFigures, RunRecord};
 
 /// The runtime reports the end of a stop within this many seconds after the exit.
@@ -270,7 +270,7 @@ impl ContainerState {
         if samples.is_empty() {
             return None;
         }
-        let roles = run.usage_until(until).map_or(vec![], |usage| by_role(&usage.processes));
+        let roles = run.usage_until(until).map_or(vec![], roles);
         let settings = run.figures.settings_over(&self.settings);
         Some(PriorUsage { samples, roles, settings, ..PriorUsage::default() })
     }

@@ -125,6 +125,7 @@ impl Ledger {
                 self.containers.peaks(&running[number].id);
             usage.gpu_peaks = self.containers.gpu_peaks(&running[number].id);
             usage.run_id = self.containers.run_id(&running[number].id);
+            usage.pss_missing = Some(cycle_data.pss.missing(&running[number].id));
         }
         for (usage, sample) in std::iter::zip(&mut containers, samples(running.len(), cycle_data, series)) {
             usage.run = sample;
@@ -149,6 +150,7 @@ impl Ledger {
                 python: process.meta.command.python,
                 memory: attributed.memory,
                 pss_bytes: attributed.pss_bytes,
+                program: process.meta.command.program,
             });
         }
         for (number, usage) in containers.iter_mut().enumerate() {

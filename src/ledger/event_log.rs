@@ -77,7 +77,8 @@ fn log_cuda_oom(oom: &CudaOom) {
 
 fn log_exit(exit: &Exit) {
     let reason = exit.reason.map_or("", ExitReason::label);
-    let is_normal = matches!(exit.reason, Some(ExitReason::Completed | ExitReason::Stopped));
+    let is_normal =
+        matches!(exit.reason, Some(ExitReason::Completed | ExitReason::Stopped)) && exit.oom_kills == 0;
     let owner =
         OwnerFields { kind: "container", name: &exit.subject.identity.name, id: &exit.subject.container_id };
     if is_normal {

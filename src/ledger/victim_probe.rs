@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use procfs::{FromBufRead, Meminfo};
+
 use super::interval::Interval;
 use super::reconcile::ProcInfo;
 use crate::discover::{Hierarchy, Version};
@@ -50,10 +52,19 @@ impl VictimProbe {
         let mut proc_info = self.proc_info(killed, written);
         let limit_cgroup = context.as_ref().and_then(|context| context.oom_cgroup.as_deref());
         proc_info.limit_bytes = limit_cgroup.and_then(|path| self.limit(path));
+        proc_info.host_swap_bytes = self.host_swap();
         if let Some(report) = report.as_deref().filter(|report| report.host && self.host_pids) {
             proc_info.report_cgroups = self.report_cgroups(report, killed.pid, written);
         }
         proc_info
+    }
+
+    /// Returns the size of the host's swap.
+    fn host_swap(&self) -> Option<u64> {
+        let proc = Dir::open(&self.host_paths.proc).ok()?;
+        let mut buffer = Vec::new();
+        let text = proc.file("meminfo").ok()?.read_once(&mut buffer).ok()?;
+        Meminfo::from_buf_read(text).ok().map(|info| info.swap_total)
     }
 
     /// Returns the limit of a cgroup by its path from the root; `None` also if it is unlimited.

@@ -159,7 +159,7 @@ pub struct ProcessUse {
     pub pid: u32,
     /// Its name.
     pub name: Arc<str>,
-    /// `trainer`, `dataloader_worker` or `other`.
+    /// `trainer`, `dataloader_worker`, `worker` or `other`.
     pub role: String,
     /// Resident memory.
     pub rss_bytes: u64,

@@ -154,6 +154,106 @@ pub enum Launch {
     ResourceTracker,
 }
 
+/// A program that starts worker processes by a setting of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WorkerProgram {
+    /// Celery.
+    Celery,
+    /// Dask.
+    Dask,
+    /// gunicorn.
+    Gunicorn,
+    /// joblib, also below scikit-learn.
+    Joblib,
+    /// Ray.
+    Ray,
+    /// PySpark.
+    Spark,
+    /// uvicorn.
+    Uvicorn,
+}
+
+impl WorkerProgram {
+    /// All programs.
+    pub const ALL: [Self; 7] =
+        [Self::Celery, Self::Dask, Self::Gunicorn, Self::Joblib, Self::Ray, Self::Spark, Self::Uvicorn];
+
+    /// Returns the name in events.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Celery => "celery",
+            Self::Dask => "dask",
+            Self::Gunicorn => "gunicorn",
+            Self::Joblib => "joblib",
+            Self::Ray => "ray",
+            Self::Spark => "spark",
+            Self::Uvicorn => "uvicorn",
+        }
+    }
+
+    /// Returns the program of this name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|program| program.name() == name)
+    }
+
+    /// Returns the program that a title or a Python command line names, and whether it is that of one of its workers.
+    fn of(cmdline: &[u8], is_python: bool) -> Option<(Self, bool)> {
+        if is_python {
+            return Self::of_module(script(cmdline)?);
+        }
+        // a program that sets its title has that as its only argument
+        let title = cmdline.strip_prefix(b"[").unwrap_or(cmdline);
+        let titles = [
+            (&b"celeryd:"[..], Self::Celery, &b"PoolWorker"[..]),
+            (b"dask worker", Self::Dask, b""),
+            (b"gunicorn: ", Self::Gunicorn, b"worker"),
+            (b"ray::", Self::Ray, b""),
+        ];
+        let (_, program, worker) = titles.into_iter().find(|(begin, ..)| title.starts_with(begin))?;
+        Some((program, worker.is_empty() || super::find(title, worker).is_some()))
+    }
+
+    /// The same by the name of the script or the module that Python runs.
+    fn of_module(module: &[u8]) -> Option<(Self, bool)> {
+        let names = [
+            (&b"joblib.externals.loky"[..], Self::Joblib, true),
+            (b"sklearn.externals.joblib", Self::Joblib, true),
+            (b"pyspark.worker", Self::Spark, true),
+            (b"distributed.cli.dask_worker", Self::Dask, true),
+            (b"dask-worker", Self::Dask, true),
+            (b"default_worker.py", Self::Ray, true),
+            (b"celery", Self::Celery, false),
+            (b"dask", Self::Dask, false),
+            (b"gunicorn", Self::Gunicorn, false),
+            (b"pyspark.daemon", Self::Spark, false),
+            (b"uvicorn", Self::Uvicorn, false),
+        ];
+        let is_it = |name: &[u8]| {
+            module.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
+        };
+        let (_, program, is_worker) = names.into_iter().find(|(name, ..)| is_it(name))?;
+        Some((program, is_worker))
+    }
+}
+
+/// Returns the module that Python runs, or the name of its script; `None` for a text of code.
+fn script(cmdline: &[u8]) -> Option<&[u8]> {
+    let mut rest = arguments(cmdline).skip(1);
+    loop {
+        match rest.next()? {
+            b"-m" => return rest.next(),
+            b"-c" => return None,
+            b"-W" | b"-X" => drop(rest.next()),
+            option if option.starts_with(b"-") => {}
+            script => return Some(base_name(script)),
+        }
+    }
+}
+
+fn base_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|&b| b == b'/').next().unwrap_or_default()
+}
+
 /// Properties of a command line. The line itself is never kept: it may contain secrets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Command {
@@ -161,16 +261,20 @@ pub struct Command {
     pub python: bool,
     /// Its start method.
     pub launch: Launch,
+    /// A known program that starts workers.
+    pub program: Option<WorkerProgram>,
+    /// The line is that of one of its workers. A fork has its parent's, so this need not be set.
+    pub is_worker: bool,
 }
 
 impl Command {
     /// For an empty or unknown command line.
-    pub const NONE: Command = Command { python: false, launch: Launch::Plain };
+    pub const NONE: Command =
+        Command { python: false, launch: Launch::Plain, program: None, is_worker: false };
 
     /// Reads a command line.
     pub fn of(cmdline: &[u8]) -> Self {
-        let program = arguments(cmdline).next().unwrap_or_default();
-        let name = program.rsplit(|&b| b == b'/').next().unwrap_or_default();
+        let name = base_name(arguments(cmdline).next().unwrap_or_default());
         let python = name.starts_with(b"python") || name.starts_with(b"pypy");
         let has_argument = |text: &[u8]| arguments(cmdline).any(|argument| argument.starts_with(text));
         let launch = if !python {
@@ -188,7 +292,9 @@ impl Command {
         } else {
             Launch::Plain
         };
-        Self { python, launch }
+        let found = WorkerProgram::of(cmdline, python);
+        let (program, is_worker) = found.map_or((None, false), |(program, worker)| (Some(program), worker));
+        Self { python, launch, program, is_worker }
     }
 }
 
@@ -311,6 +417,42 @@ mod tests {
         assert_eq!(of(b"sh\0-c\0python train.py\0"), (false, Launch::Plain));
         assert_eq!(of(b"grep\0from multiprocessing.spawn import\0"), (false, Launch::Plain));
         assert_eq!(of(b""), (false, Launch::Plain), "a zombie or a kernel thread");
+    }
+
+    #[test]
+    fn recognizes_programs_with_workers_and_the_workers() {
+        use WorkerProgram::*;
+        let of = |line: &str| {
+            let command = Command::of((line.replace(' ', "\0") + "\0").as_bytes());
+            (command.program, command.is_worker)
+        };
+        for (line, program, is_worker) in [
+            ("/usr/bin/python3 /usr/local/bin/gunicorn -w 4 app:app", Some(Gunicorn), false),
+            ("python -u -X dev -m gunicorn app:app", Some(Gunicorn), false),
+            ("python3 /opt/venv/bin/celery -A app worker -c 4", Some(Celery), false),
+            ("python -m uvicorn app:app --workers 4", Some(Uvicorn), false),
+            ("python -m joblib.externals.loky.backend.popen_loky_posix --pipe 12", Some(Joblib), true),
+            ("python3 -m pyspark.daemon pyspark.worker", Some(Spark), false),
+            ("python /venv/ray/_private/workers/default_worker.py --node-ip=1", Some(Ray), true),
+            // also of other programs: their own words
+            ("python train.py gunicorn", None, false),
+            ("python celery_train.py", None, false),
+            ("python -m gunicornish app", None, false),
+            ("sh -c gunicorn", None, false),
+            ("", None, false),
+        ] {
+            assert_eq!(of(line), (program, is_worker), "{line}");
+        }
+        let title = |text: &str| {
+            let command = Command::of(format!("{text}\0").as_bytes());
+            (command.program, command.is_worker)
+        };
+        assert_eq!(title("ray::f"), (Some(Ray), true));
+        assert_eq!(title("gunicorn: worker [app]"), (Some(Gunicorn), true));
+        assert_eq!(title("gunicorn: master [app]"), (Some(Gunicorn), false));
+        assert_eq!(title("[celeryd: celery@host:ForkPoolWorker-1]"), (Some(Celery), true));
+        assert_eq!(title("dask worker [tcp://127.0.0.1:1]"), (Some(Dask), true));
+        assert!(WorkerProgram::ALL.iter().all(|it| WorkerProgram::of_name(it.name()) == Some(*it)));
     }
 
     #[test]

@@ -265,6 +265,7 @@ fn resident_memory_of_processes_has_no_sum() {
         python: true,
         memory: crate::collect::process::ResidentMemory { rss_bytes, anon_bytes: rss_bytes - 1 },
         pss_bytes,
+        program: None,
     };
     let mut figures = RunFigures::default();
     let processes = vec![process(1, 5, Some(2)), process(2, 7, Some(4))];

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::sample::RunSample;
 use crate::attribute::Role;
-use crate::events::UsageSample;
+use crate::events::{PssMissing, UsageSample};
+use crate::parse::process::WorkerProgram;
 
 /// The memory and processes of one container.
 #[derive(Clone, Debug, Default)]
@@ -13,6 +14,8 @@ pub struct ContainerUsage {
     pub sample: Option<UsageSample>,
     /// Processes.
     pub processes: Vec<ProcessUsage>,
+    /// Why the proportional share of a process of it is not known, where it is not.
+    pub pss_missing: Option<PssMissing>,
     /// They are all: an empty list means that there is none.
     pub has_all_processes: bool,
     /// Highest usage during the run.
@@ -44,4 +47,6 @@ pub struct ProcessUsage {
     pub memory: crate::collect::process::ResidentMemory,
     /// Proportional share (PSS), if measured.
     pub pss_bytes: Option<u64>,
+    /// The known program that it belongs to, with a setting of its own for the number of its workers.
+    pub program: Option<WorkerProgram>,
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::usage::ProcessUsage;
+use super::usage::{ContainerUsage, ProcessUsage};
 use crate::clock::{ClockStep, Timestamp};
 use crate::events::{RoleUsage, UsageSample};
 
@@ -42,13 +42,23 @@ impl History {
     }
 }
 
+/// Returns sums by role, with the reason why a share is not known.
+pub fn roles(usage: &ContainerUsage) -> Vec<RoleUsage> {
+    let mut roles = by_role(&usage.processes);
+    for role in roles.iter_mut().filter(|role| role.pss_bytes.is_none()) {
+        role.pss_missing = usage.pss_missing;
+    }
+    roles
+}
+
 /// Returns sums by role. The PSS of a role is known only if it is known for each of its processes.
 pub fn by_role(processes: &[ProcessUsage]) -> Vec<RoleUsage> {
     let mut roles: Vec<RoleUsage> = Vec::new();
     for process in processes {
         let label = process.role.label();
         let at = roles.iter().position(|role| &*role.role == label).unwrap_or_else(|| {
-            roles.push(RoleUsage { role: label.into(), processes: 0, rss_bytes: 0, pss_bytes: Some(0) });
+            let role = label.into();
+            roles.push(RoleUsage { role, processes: 0, rss_bytes: 0, pss_bytes: Some(0), pss_missing: None });
             roles.len() - 1
         });
         let role = &mut roles[at];
@@ -85,6 +95,7 @@ mod tests {
             python: true,
             memory: crate::collect::process::ResidentMemory { rss_bytes: 10, anon_bytes: 10 },
             pss_bytes,
+            program: None,
         };
         let (worker, other) = (Role::DataloaderWorker, Role::Other);
         let roles = by_role(&[process(worker, Some(4)), process(worker, None), process(other, Some(3))]);

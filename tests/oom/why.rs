@@ -129,7 +129,11 @@ fn at_its_limit(scene: &Scene, ledger: &Ledger) -> Vec<Case> {
         "memory limit of 64.0 MiB",
         "Fewer NUM_WORKERS (now 2)",
     ];
-    let then: &[&str] = &["a child was killed, then it ended", "kept running and ended", "with exit code 1"];
+    let then: &[&str] = &[
+        "OUT OF MEMORY at its own limit of 64.0 MiB: a child was killed; the container went on and ended with 1,",
+        "kept running and ended",
+        "with exit code 1",
+    ];
     vec![
         Case::ended(first, "oom_limit_main", expected).with(1, 1),
         Case::ended(wrapped, "oom_limit_main", expected).with(1, 1),
@@ -239,7 +243,7 @@ fn by_itself(scene: &Scene, _: &Ledger) -> Vec<Case> {
     let [one, zero, claims] =
         ["exit=1", "exit=0", "exit=137"].map(|step| scene.run(&step.replace('=', "-"), &[], &[step]));
     vec![
-        Case::ended(segv, "crashed_signal", &["CRASHED", "SIGSEGV", "not a lack of memory"]),
+        Case::ended(segv, "crashed_signal", &["CRASHED", "SIGSEGV", "abort()"]),
         Case::ended(abort, "crashed_signal", &["CRASHED", "SIGABRT", "std::bad_alloc"]),
         Case::ended(one, "error_exit", &["ENDED WITH AN ERROR", "exit code 1", "No OOM kill", "docker logs"]),
         Case::ended(zero, "completed", &["COMPLETED", "without an error"]),
@@ -359,4 +363,78 @@ fn kills_known_only_from_counters_are_reported_as_such() {
     println!("{screen}");
     assert_eq!(code, Some(0), "{error}");
     assert!(!screen.contains("NOT an OOM kill") && screen.contains("OOM kill"), "{screen}");
+}
+
+/// What a shell does after its child was killed, and how the second line of each answer goes on.
+const ENDS: [(&str, &str, &str); 4] = [
+    ("zero", "/hog eat; exit 0", "the container went on and ended with 0,"),
+    ("pipe", "/hog eat | cat", "the container went on and ended with 0,"),
+    ("other", "/hog eat; exit 138", "the container went on and ended with 138,"),
+    ("late", "/hog eat; status=$?; sleep 8; exit $status", "the container went on and ended with 137,"),
+];
+
+/// A kill is never hidden by what came after it: while memledger runs, from its store, and without any.
+#[test]
+fn kill_of_a_child_leads_however_its_container_ends() {
+    let Some(scene) = Scene::new("went-on") else { return };
+    no_kill_for_a_while();
+    let state = scene.state();
+    let ledger = scene.start_memledger(&[&state]);
+    let containers = ENDS.map(|(what, program, _)| {
+        let container = scene.run(what, &["--memory=48m"], &["/bin/sh", "-c", program]);
+        (container, what)
+    });
+    let check = |how: &str, answer: &dyn Fn(&str) -> String| {
+        for ((container, what), (_, _, end)) in containers.iter().zip(ENDS) {
+            let screen = answer(&container.name);
+            println!("{how} {what}\n{screen}");
+            let second = screen.lines().nth(1).unwrap_or_default().to_owned();
+            let headline = screen.lines().skip(1).take(2).collect::<Vec<_>>().join(" ");
+            assert!(
+                second.contains("OUT OF MEMORY") && second.contains("48.0 MiB"),
+                "{how} {what}: {screen}"
+            );
+            assert!(
+                headline.contains("a child was killed") && headline.contains(end),
+                "{how} {what}: {screen}"
+            );
+            assert!(!screen.contains("NOT an OOM"), "{how} {what}: {screen}");
+            assert!(
+                screen.contains("What to try") && screen.contains("At the kill"),
+                "{how} {what}: {screen}"
+            );
+        }
+    };
+    for (container, _) in &containers {
+        ledger.settles(&container.name, 0, 1);
+        ledger.eventually("its end", |metrics| {
+            match metrics.sum(crate::support::oom::EXITS, &[("container_name", &container.name)]) {
+                1.0 => Ok(()),
+                ends => Err(format!("{ends}")),
+            }
+        });
+    }
+    let exits = |name: &str| {
+        let metrics = ledger.memledger.fresh_metrics();
+        let of = |reason| {
+            metrics.value(crate::support::oom::EXITS, &[("container_name", name), ("reason", reason)])
+        };
+        ["completed", "error", "killed", "signal"].map(of)
+    };
+    for ((container, what), (_, _, end)) in containers.iter().zip(ENDS) {
+        let wanted = if end.contains("with 0") { [1.0, 0.0, 0.0, 0.0] } else { [0.0, 1.0, 0.0, 0.0] };
+        assert_eq!(exits(&container.name), wanted, "{what}: {end}");
+    }
+    check("from the service's store", &|name| run(&["why", name, &state]).1);
+    let (_, json, _) = run(&["why", &containers[0].0.name, "--json", &state]);
+    assert!(json.contains("\"headline\": \"OUT OF MEMORY at its own limit of 48.0 MiB"), "{json}");
+    assert!(json.contains("\"cause\": \"oom_limit_worker\""), "{json}");
+    let (_, runs, _) = run(&["runs", &state]);
+    println!("{runs}");
+    assert!(runs.contains("completed (1 OOM kill)") && runs.contains("error (1 OOM kill)"), "{runs}");
+    drop(ledger);
+    check("from the store alone", &|name| run(&["why", name, &state]).1);
+    check("without a ledger", &|name| {
+        super::unrecorded::verb(&scene, &["why", name, super::unrecorded::NO_LEDGER]).1
+    });
 }

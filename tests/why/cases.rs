@@ -6,6 +6,7 @@ use memledger::events::Kill;
 use memledger::events::{Exit, ExitReason, LedgerEvent, OomReport, PriorUsage, UsageSample, Victim};
 use memledger::explain::{Cause, Confidence};
 
+use super::after_kill_cases;
 use super::events::*;
 use super::exit_cases;
 
@@ -25,8 +26,9 @@ pub struct Case {
 
 /// Returns the whole table.
 pub fn all() -> Vec<Case> {
-    let parts: [fn() -> Vec<Case>; 12] = [
+    let parts: [fn() -> Vec<Case>; 13] = [
         at_its_own_limit,
+        after_kill_cases::of_a_child,
         at_its_limit_with_less_known,
         with_what_filled_the_limit,
         with_processes_of_the_report,
@@ -106,8 +108,8 @@ fn at_its_limit_with_less_known() -> Vec<Case> {
             })],
             cause: Cause::OomLimitWorker,
             confidence: Confidence::Certain,
-            expected: &["What each holds alone is not known", "CAP_SYS_PTRACE"],
-            not: &[" each (", " fit", "70.0 GiB"],
+            expected: &["What each holds alone is not known."],
+            not: &[" each (", " fit", "70.0 GiB", "CAP_SYS_PTRACE", "--pss.interval"],
             computed: &[],
         },
         Case {
@@ -509,18 +511,13 @@ fn beside_unattributed_kill() -> Vec<Case> {
             events: vec![killed(kill(Victim::Child)), ended(exit(ExitReason::HostRestart, 255, 60.0))],
             cause: Cause::HostRestart,
             confidence: Confidence::Certain,
-            expected: &["the host was restarted or lost power"],
+            expected: &[
+                "the host was restarted or lost power",
+                "OOM-killed, at",
+                "5.0 GiB of anonymous memory), limit 44.0 GiB",
+            ],
             not: &["OOM killer"],
             computed: &[],
-        },
-        Case {
-            name: "kill -9 four minutes after the kill of a worker",
-            events: vec![killed(kill(Victim::Child)), ended(exit(ExitReason::Killed, 137, 240.0))],
-            cause: Cause::KilledOutside,
-            confidence: Confidence::Certain,
-            expected: &["NOT an OOM kill", "no stop request"],
-            not: &["kept running"],
-            computed: &["3", "16"],
         },
         Case {
             name: "137 beside an unattributed kill",
@@ -541,4 +538,59 @@ fn beside_unattributed_kill() -> Vec<Case> {
             computed: &["3", "12", "5"],
         },
     ]
+}
+
+/// Each reason why the shares of workers are not known is said alone.
+#[test]
+fn reason_why_no_share_was_measured_is_the_one_that_is_known() {
+    use memledger::events::{PssMissing, RoleUsage};
+    let advice = |missing: Option<PssMissing>| {
+        let workers = RoleUsage { pss_missing: missing, ..role("worker", 4, None) };
+        let before = PriorUsage { roles: vec![workers], ..before(42 * GIB, 43 * GIB, Some(44 * GIB)) };
+        let kill = Kill {
+            role: "worker".into(),
+            parent_pid: Some(22_100),
+            program: "gunicorn".into(),
+            before: Some(Arc::new(before)),
+            ..kill(Victim::Child)
+        };
+        let verdict = memledger::explain::explain(&[killed(kill)], NOW).unwrap();
+        assert!(verdict.what.contains("a worker process (fork of pid 22100)"), "{}", verdict.what);
+        verdict.advice[0].clone()
+    };
+    let begin = "Fewer gunicorn workers (-w, --workers; --max-requests replaces one that grows). 4 worker processes ran. What each \
+                 holds alone is not known";
+    for (missing, words) in [
+        (Some(PssMissing::Permission), "CAP_SYS_PTRACE"),
+        (Some(PssMissing::NotYet), "--pss.interval"),
+        (Some(PssMissing::Expensive), "waited too long"),
+        (Some(PssMissing::LowHeadroom), "near its limit"),
+        (None, "known."),
+    ] {
+        let text = advice(missing);
+        assert!(text.starts_with(begin) && text.contains(words), "{text}");
+        let all = ["CAP_SYS_PTRACE", "--pss.interval", "waited too long", "near its limit"];
+        let said = all.iter().filter(|reason| text.contains(**reason)).count();
+        assert_eq!(said, usize::from(missing.is_some()), "{text}");
+        assert!(!text.contains("DataLoader") && !text.contains("NUM_WORKERS"), "{text}");
+    }
+}
+
+/// A host without swap needs no advice on swap, and its answers no limit of it.
+#[test]
+fn limit_of_swap_is_not_mentioned_on_a_host_without_swap() {
+    let screen = |host_swap: Option<u64>, limit: u64| {
+        let kill = with_report(Kill { before: None, ..kill(Victim::Child) }, |report| {
+            (report.host_swap_bytes, report.swap_bytes, report.swap_limit_bytes) =
+                (host_swap, Some(0), Some(limit));
+        });
+        let verdict = memledger::explain::explain(&[killed(kill)], NOW).unwrap();
+        memledger::export::verdict_text::render(&verdict)
+    };
+    for limit in [0, 300 * MIB] {
+        let text = screen(Some(0), limit);
+        assert!(text.contains("in use; no swap") && !text.contains("--memory-swap"), "{text}");
+    }
+    assert!(screen(Some(GIB), 0).contains("--memory-swap"));
+    assert!(screen(Some(GIB), 300 * MIB).contains("swap 0 B of 300.0 MiB"));
 }

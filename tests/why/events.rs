@@ -53,7 +53,7 @@ pub fn before(from: u64, to: u64, limit: Option<u64>) -> PriorUsage {
 }
 
 pub fn role(role: &str, processes: u32, pss: Option<u64>) -> RoleUsage {
-    RoleUsage { role: role.into(), processes, rss_bytes: 70 * GIB, pss_bytes: pss }
+    RoleUsage { role: role.into(), processes, rss_bytes: 70 * GIB, pss_bytes: pss, pss_missing: None }
 }
 
 pub fn kill(victim: Victim) -> Kill {
@@ -68,6 +68,8 @@ pub fn kill(victim: Victim) -> Kill {
         pid: Some(22_212),
         process: "pt_data_worker".into(),
         role: "dataloader_worker".into(),
+        parent_pid: None,
+        program: "".into(),
         owner: KillOwner::Container(subject()),
         victim: Some(victim),
         number: Some(1),

@@ -48,7 +48,7 @@ pub fn on_request_and_by_signals() -> Vec<Case> {
             exit(ExitReason::Signal, 139, 0.0),
             Cause::CrashedSignal,
             Confidence::Certain,
-            &["SIGSEGV", "not a lack of memory", "docker logs --tail 50 4f1c2a9b7d3e"],
+            &["by SIGSEGV or by abort()", "Node.js at its heap limit", "docker logs --tail 50 4f1c2a9b7d3e"],
         ),
         case(
             "an abort",

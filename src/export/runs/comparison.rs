@@ -7,7 +7,7 @@ use super::{MAX_NAME_CHARS, MORE, exit, peak_text, safe, safe_end, state};
 use crate::config::GROUP_SETTING;
 use crate::export::events::duration;
 use crate::runs::RunRecord;
-use crate::runs::advice::{has_failed, was_killed};
+use crate::runs::advice::{has_failed, was_killed, worker_share};
 use crate::series::human_bytes;
 
 /// Maximum number of runs beside one another: more do not fit into a hundred columns.
@@ -41,14 +41,13 @@ pub fn comparison(runs: &[RunRecord], now: f64) -> String {
         let shares: Vec<_> = run.gpus.values().filter_map(|gpu| gpu.utilization_mean).collect();
         (!shares.is_empty()).then(|| 100.0 * shares.iter().sum::<f64>() / shares.len() as f64)
     };
-    let worker = |run: &RunRecord| run.roles.get("dataloader_worker").and_then(|role| role.process_pss_bytes);
     let of_bytes = |value: f64, _: &RunRecord| human_bytes(value);
     let ram = |value: f64, run: &RunRecord| peak_text(value, was_killed(run));
     let vram = |value: f64, run: &RunRecord| peak_text(value, has_failed(run));
     lines.extend(measured("RAM peak", runs, |run| number(run.unreclaimable_peak_bytes), ram));
     lines.extend(measured("RAM mean", runs, |run| number(run.unreclaimable_mean_bytes), of_bytes));
     lines.extend(measured("RAM limit", runs, |run| number(run.limit_bytes), of_bytes));
-    lines.extend(measured("worker PSS", runs, |run| number(worker(run)), of_bytes));
+    lines.extend(measured("worker PSS", runs, |run| number(worker_share(run)), of_bytes));
     lines.extend(measured("VRAM peak", runs, |run| number(run.gpu_peak_bytes()), vram));
     lines.extend(measured("tensors peak", runs, |run| number(run.torch_allocated_peak_bytes()), vram));
     lines.extend(measured("GPU busy", runs, share, |share, _| format!("{share:.0} %")));

@@ -63,7 +63,7 @@ fn row(run: &RunRecord, now: f64) -> [String; 6] {
         safe(&run.run, 40),
         name_in_pod(run),
         lasted,
-        exit(run),
+        exit(run) + &lost(run),
         peak(run.unreclaimable_peak_bytes, was_killed(run)),
         peak(run.gpu_peak_bytes(), has_failed(run)),
     ]
@@ -321,6 +321,16 @@ fn settings(run: &RunRecord) -> String {
     let shown = run.settings.iter().filter(|(name, _)| ***name != *GROUP_SETTING);
     let pairs = shown.map(|(name, value)| format!("{}={}", safe(name, 64), safe(value, 64)));
     pairs.collect::<Vec<_>>().join(" ")
+}
+
+/// Returns how many processes of a run were OOM-killed, beside the kill that its exit names.
+fn lost(run: &RunRecord) -> String {
+    let is_named = matches!(run.exit_reason, Some(ExitReason::OomContainer | ExitReason::OomHost));
+    match (run.oom_kills, is_named) {
+        (0, _) | (1, true) => String::new(),
+        (1, false) => " (1 OOM kill)".to_owned(),
+        (kills, _) => format!(" ({kills} OOM kills)"),
+    }
 }
 
 fn exit(run: &RunRecord) -> String {

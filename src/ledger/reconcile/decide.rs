@@ -380,20 +380,12 @@ impl Reconciler {
         let is_complete = counted == Some(false) || counted == Some(true) && !self.log_up;
         let is_early = now.since(pending.noticed) < EVIDENCE_TIMEOUT && !is_complete;
         if exit.exit_code.is_some_and(|code| code != SIGKILL_STATUS) {
-            return self.decide_error(pending, run, request, is_early);
+            let is_open = is_early || self.may_have_lost_more(pending, run, now);
+            return self.decide_error(pending, run, request, (is_early, is_open));
         }
         // SIGKILL or unknown: a kill without an owner yet may be the reason
         let is_stopped = request == StopRequest::Explains;
-        let window = Interval::new(exit.at - EXIT_WINDOW, exit.at);
-        let is_undecided = self.pending.iter().any(|kill| {
-            let may_be_its = kill.container.is_none() || kill.container.as_ref() == Some(&pending.id);
-            let is_of_run =
-                kill.container.is_some() && kill.run.is_some() && kill.run == run.map(|run| run.number);
-            may_be_its && kill.kill.owner != KillOwner::Host && (is_of_run || kill.happened.overlaps(&window))
-        });
-        let is_record_missing =
-            self.accounting.has_missing_records() && now.since(pending.noticed) < ATTRIBUTION_TIMEOUT;
-        if is_undecided || is_early && !is_stopped || is_record_missing {
+        if is_early && !is_stopped || self.may_have_lost_more(pending, run, now) {
             return None;
         }
         if is_stopped {
@@ -408,6 +400,10 @@ impl Reconciler {
             });
         }
         let may_be = self.may_have_ended(pending);
+        // a shell that cleans up first, or one with a trap, returns its child's status later
+        if exit.exit_code.is_some() && self.has_lost_process(pending) {
+            return Some(Decision { may_be, ..Decision::of(ExitReason::Error) });
+        }
         let is_unattributed =
             may_be.iter().any(|id| self.unattributed.iter().any(|(_, other, _)| other == id));
         Some(match exit.exit_code {
@@ -422,19 +418,34 @@ impl Reconciler {
         })
     }
 
-    /// The same for an exit with another status than that of SIGKILL.
+    /// Returns whether a kill that is not decided yet, or whose record is missing, may be of this run.
+    fn may_have_lost_more(&self, pending: &PendingExit, run: Option<&Run>, now: Timestamp) -> bool {
+        let window = Interval::new(pending.exit.at - EXIT_WINDOW, pending.exit.at);
+        let is_undecided = self.pending.iter().any(|kill| {
+            let may_be_its = kill.container.is_none() || kill.container.as_ref() == Some(&pending.id);
+            let is_of_run =
+                kill.container.is_some() && kill.run.is_some() && kill.run == run.map(|run| run.number);
+            may_be_its && kill.kill.owner != KillOwner::Host && (is_of_run || kill.happened.overlaps(&window))
+        });
+        is_undecided
+            || self.accounting.has_missing_records() && now.since(pending.noticed) < ATTRIBUTION_TIMEOUT
+    }
+
+    /// The same for an exit with another status than that of SIGKILL. `is_open`: a kill of this run may still become known.
     fn decide_error(
         &self,
         pending: &PendingExit,
         run: Option<&Run>,
         request: StopRequest,
-        is_early: bool,
+        (is_early, is_open): (bool, bool),
     ) -> Option<Decision> {
         let reason = match (request, pending.exit.exit_code) {
             (StopRequest::Explains, _) => ExitReason::Stopped,
             (StopRequest::MayExplain, _) if is_early => return None, // docker reports the end of its stop after the exit
             (_, Some(0)) => ExitReason::Completed,
-            (_, Some(129..=192)) => ExitReason::Signal,
+            // a program may exit with such a status by itself, as papermill does after the kill of its kernel
+            (_, Some(129..=192)) if !self.has_lost_process(pending) && is_open => return None,
+            (_, Some(129..=192)) if !self.has_lost_process(pending) => ExitReason::Signal,
             _ if run.is_some_and(|run| ended_by_cuda_oom(run, pending)) => ExitReason::CudaOom,
             _ if is_early && self.may_report_errors(&pending.id) => return None,
             // the kill of a worker, which may be the cause, is noticed before
@@ -449,13 +460,11 @@ impl Reconciler {
     /// Returns the ids of the kills that may have ended a run: of its own processes shortly before, and of processes whose owner is not
     /// known; in order.
     fn may_have_ended(&self, pending: &PendingExit) -> Vec<u64> {
-        let exit = &pending.exit;
-        let run = self.containers.get(&pending.id).and_then(|state| state.run_ended_at(exit.at));
-        let is_cause = |at: f64| (-EXIT_WINDOW..=CAUSE_WINDOW).contains(&(exit.at - at));
-        let own = run.and_then(|run| run.last_kill).filter(|(_, at)| is_cause(*at));
+        let run = self.run_of_exit(pending);
+        let own = run.and_then(|run| run.last_kill).filter(|(_, at)| is_cause(*at, &pending.exit));
         let is_its = |kill: &&PendingKill| {
             let is_of_run = kill.run.is_none() || kill.run == run.map(|run| run.number);
-            kill.container.as_ref() == Some(&pending.id) && is_of_run && is_cause(kill.kill.at)
+            kill.container.as_ref() == Some(&pending.id) && is_of_run && is_cause(kill.kill.at, &pending.exit)
         };
         let its = self.pending.iter().filter(is_its).map(|kill| kill.kill.id);
         let own = own.map(|(id, _)| id).into_iter().chain(its);
@@ -463,6 +472,20 @@ impl Reconciler {
         ids.sort_unstable();
         ids.drain(..ids.len().saturating_sub(MAX_MAY_BE));
         ids
+    }
+
+    /// Returns whether a process of this run was killed so shortly before its end that this may follow from it.
+    fn has_lost_process(&self, pending: &PendingExit) -> bool {
+        let Some(run) = self.run_of_exit(pending) else { return false };
+        let is_its =
+            |kill: &PendingKill| kill.container.as_ref() == Some(&pending.id) && kill.run == Some(run.number);
+        let settled = run.last_kill.into_iter().map(|(_, at)| at);
+        let open = self.pending.iter().filter(|kill| is_its(kill)).map(|kill| kill.kill.at);
+        settled.chain(open).any(|at| is_cause(at, &pending.exit))
+    }
+
+    fn run_of_exit(&self, pending: &PendingExit) -> Option<&Run> {
+        self.containers.get(&pending.id)?.run_ended_at(pending.exit.at)
     }
 
     /// Returns the ids of the kills without a known owner that may have been in this container just before its exit, in order.
@@ -490,6 +513,11 @@ impl Reconciler {
         let exit = self.latest_exit(run, ended, end.at);
         (-CLOCK_TOLERANCE..EXIT_WINDOW).contains(&(exit - end.at)).then_some(end)
     }
+}
+
+/// Returns whether an end with an error may follow from a kill at this time.
+fn is_cause(kill: f64, exit: &Exit) -> bool {
+    (-EXIT_WINDOW..=CAUSE_WINDOW).contains(&(exit.at - kill))
 }
 
 /// Why a run ended.

@@ -74,6 +74,8 @@ impl Kill {
             pid: None,
             process: "".into(),
             role: "".into(),
+            parent_pid: None,
+            program: "".into(),
             owner: KillOwner::Pending,
             victim: None,
             number: None,

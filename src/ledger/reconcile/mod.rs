@@ -120,6 +120,8 @@ pub struct ProcInfo {
     pub limit_bytes: Option<u64>,
     /// Of a kill on the host: cgroup paths of the largest processes that still ran, by pid.
     pub report_cgroups: BTreeMap<u32, String>,
+    /// Size of the host's swap.
+    pub host_swap_bytes: Option<u64>,
 }
 
 /// The state machine.

@@ -14,6 +14,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{ProcInfo, Reconciler};
+use crate::attribute::Role;
 use crate::clock::{ClockStep, Timestamp};
 use crate::discover::{ContainerId, PathOwner, owner_of_paths};
 use crate::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
@@ -21,6 +22,7 @@ use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::run::Run;
 use crate::parse::kernel_log::OomContext;
+use crate::parse::process::WorkerProgram;
 
 /// A kill without evidence becomes unattributed after this.
 pub const ATTRIBUTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -351,11 +353,18 @@ impl Reconciler {
         let run = number.and_then(|number| state.run(number));
         let subject = state.subject(&id, run);
         let before = run.and_then(|run| state.prior_usage(run, pending.kill.at));
-        let role = run.and_then(|run| Some(run.process(pid?)?.role.label()));
+        let victim = run.and_then(|run| run.process(pid?));
+        let role = victim.map(|victim| victim.role.label());
+        let parent = victim.filter(|victim| victim.role == Role::Worker).map(|victim| victim.ppid);
+        let program = victim.and_then(|victim| {
+            victim.program.or_else(|| run?.process(parent?).and_then(|parent| parent.program))
+        });
         let ended = run.and_then(|run| run.ended);
         let pending = &mut self.pending[at];
         pending.run = number;
         pending.kill.role = role.unwrap_or_default().into();
+        pending.kill.parent_pid = parent;
+        pending.kill.program = program.map(WorkerProgram::name).unwrap_or_default().into();
         if let (None, Some(ended)) = (pending.kill.kernel_usec, ended) {
             pending.kill.at = pending.kill.at.min(ended); // it is known to have happened before that
         }

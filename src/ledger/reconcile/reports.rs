@@ -28,11 +28,13 @@ impl ReportLabels {
         if let Some((_, completed)) = self.newest.as_ref().filter(|(logged, _)| Arc::ptr_eq(logged, report)) {
             return Arc::clone(completed);
         }
-        let completed = Arc::new(complete(report, |row| {
+        let mut completed = complete(report, |row| {
             if let Some(containers) = containers {
                 label_process(row, report.host, line, containers);
             }
-        }));
+        });
+        completed.host_swap_bytes = line.proc_info.host_swap_bytes;
+        let completed = Arc::new(completed);
         self.newest = Some((Arc::clone(report), Arc::clone(&completed)));
         completed
     }

@@ -56,6 +56,7 @@ fn before(samples: usize) -> Arc<PriorUsage> {
             processes: 1,
             rss_bytes: 1 << 30,
             pss_bytes: Some(1 << 29),
+            pss_missing: None,
         }],
         settings: vec![("num_workers".into(), "8".into())],
         holders: vec![MemoryHolder { name: "other".into(), unreclaimable_bytes: 1 << 30 }],
@@ -67,6 +68,8 @@ fn before(samples: usize) -> Arc<PriorUsage> {
 fn kill(id: u64, at: f64, owner: KillOwner) -> LedgerEvent {
     let settled = matches!(owner, KillOwner::Container(_));
     LedgerEvent::OomKill(Kill {
+        parent_pid: None,
+        program: "".into(),
         cgroup: "".into(),
         group: "".into(),
         id,

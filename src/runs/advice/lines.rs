@@ -5,9 +5,9 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::measurement::{
-    FailedBatches, PLANNED_SHARE, WORKER_ROLE, batch_words, differ_only_in, fullest_gpu, gpu_need,
-    has_failed, has_same_gpu, has_same_rest, has_same_settings, human, is_measurement, number, settings,
-    waiting_gpu, was_killed_within,
+    FailedBatches, PLANNED_SHARE, batch_words, differ_only_in, fullest_gpu, gpu_need, has_failed,
+    has_same_gpu, has_same_rest, has_same_settings, human, is_measurement, number, settings, waiting_gpu,
+    was_killed_within, worker_share,
 };
 use super::ram_budget::{RamBudgetParts, TrainingSettings};
 use super::ram_capacity::RamCapacity;
@@ -196,7 +196,7 @@ fn worker_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
     );
     let line =
         |text| Some(AdviceLine { topic: "workers", is_ok: true, text, runs: vec![Arc::clone(&newest.run)] });
-    let Some(share) = newest.roles.get(WORKER_ROLE)?.process_pss_bytes else {
+    let Some(share) = worker_share(newest) else {
         return line(format!(
             "{waits}: more workers may help; what one needs is not known, as no share (PSS) of a worker was read"
         ));

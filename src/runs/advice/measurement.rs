@@ -7,7 +7,7 @@ use super::ram_capacity::RamCapacity;
 use crate::events::ExitReason;
 use crate::runs::hit_limit::{HitLimit, LimitPosition};
 use crate::runs::setting_names::{self, KnownSetting};
-use crate::runs::{GpuPeak, RunRecord, setting_number};
+use crate::runs::{GpuPeak, RolePeak, RunRecord, setting_number};
 pub use crate::series::human_bytes as human;
 
 /// Share of what there is that a run may plan to use: samples miss the moments between them (decision 31).
@@ -18,8 +18,9 @@ const BUSY_GPU: f64 = 0.8;
 const BUSY_WORKER: f64 = 0.7;
 /// A GPU with a larger share of its memory in use has nothing left for an allocation that fails.
 const FULL_SHARE: f64 = 0.9;
-/// Role of the workers, and of the first process of each rank.
-pub const WORKER_ROLE: &str = "dataloader_worker";
+/// Roles of workers: of PyTorch's DataLoader, and others.
+pub const WORKER_ROLES: [&str; 2] = ["dataloader_worker", "worker"];
+/// Role of the first process of each rank.
 pub const TRAINER_ROLE: &str = "trainer";
 /// Seconds, and share of the duration, of a run that need not be sampled.
 const MAX_UNOBSERVED: f64 = 5.0;
@@ -204,12 +205,22 @@ pub fn settings_with(run: &RunRecord, ranks: u64) -> TrainingSettings {
     let used = Some(run.gpus.len() as u64).filter(|gpus| *gpus > 0).unwrap_or(ranks);
     let ranks = number(run, KnownSetting::Devices).filter(|ranks| *ranks > 0).unwrap_or(used);
     let workers = number(run, KnownSetting::Workers).unwrap_or_else(|| {
-        let workers = run.roles.get(WORKER_ROLE).map_or(0, |role| role.processes);
-        u64::from(workers) / ranks
+        let workers: u64 = workers(run).map(|role| u64::from(role.processes)).sum();
+        workers / ranks
     });
     let batch = number(run, KnownSetting::Batch).unwrap_or(1).max(1);
     let accumulation = number(run, KnownSetting::Accumulation).unwrap_or(1).max(1);
     TrainingSettings { ranks, workers, batch, accumulation }
+}
+
+/// Returns the peaks of the workers of each kind that ran.
+fn workers(run: &RunRecord) -> impl Iterator<Item = &RolePeak> {
+    WORKER_ROLES.into_iter().filter_map(|role| run.roles.get(role)).filter(|role| role.processes > 0)
+}
+
+/// Returns the largest measured share of a worker, of the kind of which most ran.
+pub fn worker_share(run: &RunRecord) -> Option<u64> {
+    workers(run).max_by_key(|role| role.processes)?.process_pss_bytes
 }
 
 /// Returns a setting that is a number of reasonable size.

@@ -8,4 +8,4 @@ mod ram_lines;
 pub mod vram_fit;
 mod vram_lines;
 
-pub use measurement::{has_failed, was_killed};
+pub use measurement::{has_failed, was_killed, worker_share};

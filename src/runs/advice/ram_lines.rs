@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use super::lines::AdviceLine;
 use super::measurement::{
-    FailedBatches, PLANNED_SHARE, TRAINER_ROLE, WORKER_ROLE, batch_words, differ_only_in_batch, has_same_gpu,
-    has_same_rest, human, is_ram_measurement, number, settings, settings_with, was_killed, was_killed_within,
+    FailedBatches, PLANNED_SHARE, TRAINER_ROLE, WORKER_ROLES, batch_words, differ_only_in_batch,
+    has_same_gpu, has_same_rest, human, is_ram_measurement, number, settings, settings_with, was_killed,
+    was_killed_within, worker_share,
 };
 use super::ram_budget::{RamBudgetParts, RamModel, TrainingSettings};
 use super::ram_capacity::RamCapacity;
 use crate::events::ExitReason;
-use crate::runs::RunRecord;
 use crate::runs::hit_limit::LimitPosition;
 use crate::runs::setting_names::KnownSetting;
+use crate::runs::{RolePeak, RunRecord};
 
 /// No batch beyond this many times the largest that completed is proposed.
 const MAX_EXTRAPOLATION: u64 = 2;
@@ -298,7 +299,12 @@ fn ram_budget(newest: &RunRecord, runs: &[RunRecord]) -> Option<RamBudget> {
     // parts that are more than the whole do not add up: nothing is known then
     let rest = Some(peak - model.needs(&used)).filter(|rest| *rest >= 0.0)?;
     let trainer = reference.roles.get(TRAINER_ROLE);
-    let trainer = trainer.map(|role| role.process_pss_bytes.unwrap_or(role.process_rss_bytes) as f64);
+    // a share has pages of files, which are not in the peak
+    let own = |role: &RolePeak| {
+        let share = role.process_pss_bytes.unwrap_or(role.process_rss_bytes);
+        role.process_anon_bytes.map_or(share, |anon| anon.min(share))
+    };
+    let trainer = trainer.map(|role| own(role) as f64);
     let of_rank = trainer.unwrap_or(0.0) - model.per_sample * used.batch as f64;
     model.per_rank = of_rank.clamp(0.0, rest / used.ranks as f64);
     model.fixed = (rest - model.per_rank * used.ranks as f64).max(0.0);
@@ -311,9 +317,10 @@ fn ram_budget(newest: &RunRecord, runs: &[RunRecord]) -> Option<RamBudget> {
 /// Returns what a worker of a run takes, if that is measured.
 fn worker_bytes(run: &RunRecord, peak: f64, used: &TrainingSettings) -> Option<f64> {
     let workers = (used.workers * used.ranks) as f64;
-    let share = run.roles.get(WORKER_ROLE).and_then(|role| role.process_pss_bytes);
-    // pages of files are in the resident memory, and not in the peak
-    let anonymous = run.roles.values().map(|role| role.process_anon_bytes.unwrap_or(role.process_rss_bytes));
+    let share = worker_share(run);
+    // pages of files are in the resident memory, and not in the peak; a worker may be the largest process of all
+    let others = run.roles.iter().filter(|(role, _)| !WORKER_ROLES.contains(&&***role));
+    let anonymous = others.map(|(_, role)| role.process_anon_bytes.unwrap_or(role.process_rss_bytes));
     let largest = anonymous.max().unwrap_or(0) as f64;
     let worker = share.filter(|_| workers > 0.0).map(|share| (share as f64).min((peak - largest) / workers));
     worker.filter(|bytes| *bytes > 0.0)

@@ -13,6 +13,10 @@ fn each_exit_code_has_its_reason() {
         story.event('a', 0.1, EventKind::Started);
         story.end('a', 1.0, Some(code));
         story.settle(1.0);
+        if reason == ExitReason::Signal {
+            assert_eq!(story.reasons('a'), [None], "the kill of a child may still be logged");
+            story.settle(4.1);
+        }
         assert_eq!(story.reasons('a'), [Some(reason)]);
         let exit = story.exits('a')[0];
         assert!((exit.duration_seconds.unwrap() - 0.9).abs() < 1e-3 && exit.exit_code == Some(code));
@@ -62,7 +66,7 @@ fn exit_reported_late_is_of_the_kill_before_it() {
         story.settle(at);
     }
     assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer)]);
-    assert_eq!(story.reasons('b'), [Some(ExitReason::Killed)], "seven seconds after the kill");
+    assert_eq!(story.reasons('b'), [Some(ExitReason::Error)], "seven seconds after the kill");
 }
 
 #[test]
@@ -108,6 +112,36 @@ fn error_one_minute_after_killed_child_is_error() {
     story.settle(61.0);
     assert_eq!(story.reasons('a'), [Some(ExitReason::Error)]);
     assert_eq!((story.counted("a"), story.exits('a')[0].oom_kills), ((0, 1), 1));
+}
+
+#[test]
+fn status_of_a_signal_after_a_killed_child_is_an_error_that_names_the_kill() {
+    let reason = |code: i64, ended: f64, requested: bool| {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        story.kill_in('a', 1.0, 71);
+        for at in [1.0, 7.0] {
+            story.settle(at);
+        }
+        if requested {
+            story.event('a', ended - 1.0, stop_request(15));
+        }
+        story.end('a', ended, Some(code));
+        for at in [ended, ended + 4.0] {
+            story.settle(at);
+        }
+        let exit = story.exits('a')[0].clone();
+        let kill = story.last_kill().id;
+        (exit.reason, exit.may_be == [kill], story.counted("a"))
+    };
+    let is_error = (Some(ExitReason::Error), true, (0, 1));
+    // papermill, a crash because of the lost child, an interrupt, a trap, a shell that cleans up
+    for (code, ended) in [(138, 8.0), (139, 8.0), (130, 100.0), (143, 20.0), (137, 12.0), (137, 290.0)] {
+        assert_eq!(reason(code, ended, false), is_error, "{code} at {ended}");
+    }
+    assert_eq!(reason(137, 400.0, false), (Some(ExitReason::Killed), false, (0, 1)), "no cause any more");
+    assert_eq!(reason(139, 400.0, false), (Some(ExitReason::Signal), false, (0, 1)));
+    assert_eq!(reason(143, 20.0, true), (Some(ExitReason::Stopped), false, (0, 1)));
 }
 
 #[test]

@@ -27,6 +27,7 @@ fn cycles_and_events_that_wait_for_the_ledger_are_those_of_their_time() {
             python: true,
             memory: ResidentMemory { rss_bytes: 1, anon_bytes: 1 },
             pss_bytes: None,
+            program: None,
         });
         story.usage = ContainerUsage {
             sample: Some(sample),
@@ -358,6 +359,7 @@ fn kill_that_left_no_process_ended_the_container_however_late_its_exit_is_report
                 python: false,
                 memory: ResidentMemory { rss_bytes: 1, anon_bytes: 1 },
                 pss_bytes: None,
+                program: None,
             };
             story.usage.processes = if second <= alive_until { vec![process] } else { vec![] };
             story.usage.has_all_processes = alive_until > 0.0;
@@ -371,7 +373,7 @@ fn kill_that_left_no_process_ended_the_container_however_late_its_exit_is_report
         for at in [14.5, 18.0, 24.0] {
             story.settle(at);
         }
-        let reason = if expected == (1, 0) { ExitReason::OomContainer } else { ExitReason::Killed };
+        let reason = if expected == (1, 0) { ExitReason::OomContainer } else { ExitReason::Error };
         assert_eq!((story.counted("a"), story.reasons('a')), (expected, vec![Some(reason)]), "{alive_until}");
     }
 }

@@ -44,6 +44,7 @@ fn roles_are_those_of_the_sample_and_count_all_processes() {
         python: true,
         memory: crate::collect::process::ResidentMemory { rss_bytes: 1 << 20, anon_bytes: 1 << 20 },
         pss_bytes: None,
+        program: None,
     };
     // workers and trainer have the same name: only the sample tells them apart
     let workers = 100..100 + WORKERS;

@@ -19,6 +19,7 @@ fn process(pid: u32, ppid: u32, python: bool) -> ProcessUsage {
         python,
         memory: ResidentMemory { rss_bytes: 1, anon_bytes: 1 },
         pss_bytes: None,
+        program: None,
     }
 }
 
@@ -440,7 +441,7 @@ fn long_interval_makes_no_kill_of_a_child_the_end() {
     for at in [64.0, 70.0, 90.0] {
         story.settle(at);
     }
-    assert_eq!(story.reasons('a'), [Some(ExitReason::Killed)]);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Error)]);
 }
 
 #[test]

@@ -86,6 +86,8 @@ pub enum Group {
     Member,
 }
 
+/// Milliseconds for which an end with an error may follow from a kill in its run.
+const CAUSE_WINDOW: u64 = 300_000;
 /// A victim that ends a run is gone so soon that its exit is explained without a cycle that saw it meanwhile.
 const MAX_TEARDOWN_OVER_RESTART: u64 = 4_800;
 
@@ -590,7 +592,31 @@ impl World {
 
     /// Returns the reasons of a container's exits.
     pub fn reasons(&self, container: usize) -> Vec<ExitReason> {
-        let truths = self.runs[container].iter().filter_map(|run| run.ending.truth(self.sources.kind));
-        truths.map(|(_, reason)| reason).collect()
+        let ended =
+            |(number, run): (usize, &TrueRun)| self.reasons_of(container, number, run).map(|(_, it)| it);
+        self.runs[container].iter().enumerate().filter_map(ended).collect()
+    }
+
+    /// Returns true if these are the reasons. How long before an end a kill was is not known if the host was suspended between them.
+    pub fn has_reasons(&self, container: usize, reported: &[ExitReason]) -> bool {
+        let ended = |(number, run): (usize, &TrueRun)| self.reasons_of(container, number, run);
+        let truths: Vec<_> = self.runs[container].iter().enumerate().filter_map(ended).collect();
+        let is_true = |((of_status, reason), reported): (&(ExitReason, ExitReason), &ExitReason)| {
+            reason == reported || self.suspend.is_some() && of_status == reported
+        };
+        truths.len() == reported.len() && std::iter::zip(&truths, reported).all(is_true)
+    }
+
+    /// Returns the reason of an end by its status alone, and that with the kills before it.
+    fn reasons_of(&self, container: usize, number: usize, run: &TrueRun) -> Option<(ExitReason, ExitReason)> {
+        let (_, reason) = run.ending.truth(self.sources.kind)?;
+        // a status that may be that of a killed child
+        let is_open = matches!(reason, ExitReason::Killed | ExitReason::Signal);
+        let has_lost = |kill: &TrueKill| {
+            let age = run.end.map(|end| end.saturating_sub(kill.at));
+            kill.owner == Some((container, number)) && age.is_some_and(|age| age <= CAUSE_WINDOW)
+        };
+        let is_after_kill = is_open && self.kills.iter().any(has_lost);
+        Some((reason, if is_after_kill { ExitReason::Error } else { reason }))
     }
 }

@@ -92,6 +92,9 @@ pub struct OomReport {
     /// Swap that may be used: the cgroup's limit, or all of the host's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap_limit_bytes: Option<u64>,
+    /// Size of the host's swap, which the limit of a cgroup may exceed; `None` in a log from elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_swap_bytes: Option<u64>,
     /// Free memory of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free_bytes: Option<u64>,

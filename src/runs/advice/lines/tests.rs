@@ -38,7 +38,7 @@ fn worker(processes: u32, resident: u64, share: u64) -> (Arc<str>, RolePeak) {
         process_pss_bytes: Some(share * MIB),
         ..RolePeak::default()
     };
-    (WORKER_ROLE.into(), peak)
+    ("dataloader_worker".into(), peak)
 }
 
 fn killed(mut run: RunRecord) -> RunRecord {
@@ -232,11 +232,12 @@ fn idle_gpu_and_busy_workers_get_another_worker_if_memory_allows() {
     assert_eq!(lines(&newest), [format!("{waits}: try NUM_WORKERS=3, which needs about 600.0 MiB")]);
     newest.unreclaimable_peak_bytes = Some(860 * MIB);
     assert_eq!(lines(&newest), [format!("{waits}: more workers may help, but one more may need 960.0 MiB")]);
-    let role = newest.roles.insert(WORKER_ROLE.into(), RolePeak { processes: 2, ..RolePeak::default() });
+    let role =
+        newest.roles.insert("dataloader_worker".into(), RolePeak { processes: 2, ..RolePeak::default() });
     let unknown =
         "more workers may help; what one needs is not known, as no share (PSS) of a worker was read";
     assert_eq!(lines(&newest), [format!("{waits}: {unknown}")]);
-    newest.roles.insert(WORKER_ROLE.into(), role.unwrap());
+    newest.roles.insert("dataloader_worker".into(), role.unwrap());
     newest.cpu_mean_cores = Some(1.2);
     assert_eq!(lines(&newest), <[String; 0]>::default(), "the workers wait themselves");
     (newest.cpu_mean_cores, newest.unreclaimable_peak_bytes) = (Some(2.9), Some(500 * MIB));

@@ -227,3 +227,48 @@ fn settings_that_completed_within_what_there_is_are_not_known_to_be_the_cause() 
         "{lines:?}"
     );
 }
+
+/// Measured: a script whose workers keep 100 MiB each, and are larger than their trainer, as they have its pages too. With four workers
+/// it took 846.8 MiB.
+#[test]
+fn worker_that_is_the_largest_process_is_measured_beside_its_trainer() {
+    const MIB: f64 = (1 << 20) as f64;
+    let run = |workers: u64, batch: u64, peak: u64| {
+        let role = |pss_bytes, anon_bytes| RolePeak {
+            processes: 1,
+            process_rss_bytes: anon_bytes + 60_000_000,
+            process_anon_bytes: Some(anon_bytes),
+            process_pss_bytes: Some(pss_bytes),
+            ..RolePeak::default()
+        };
+        let settings = [("num_workers", workers), ("batch_size", batch)];
+        RunRecord {
+            run: format!("{batch}").into(),
+            group: "script".into(),
+            settings: settings.map(|(name, value)| (name.into(), value.to_string().into())).into(),
+            ended: Some(1.0),
+            exit_reason: Some(ExitReason::Completed),
+            duration_seconds: Some(100.0),
+            observed_seconds: Some(99.0),
+            limit_bytes: Some(2 << 30),
+            unreclaimable_peak_bytes: Some(peak),
+            roles: [
+                ("trainer".into(), role(432_800_000, 375_800_000)),
+                ("worker".into(), role(250_000_000, 490_385_408)),
+            ]
+            .into(),
+            ..RunRecord::default()
+        }
+    };
+    let killed = RunRecord {
+        exit_reason: Some(ExitReason::OomContainer),
+        oom_kills: 1,
+        limit_bytes: Some(700 << 20),
+        ..run(4, 8, 700 << 20)
+    };
+    let advice = check(&[run(1, 16, 513_265_664), run(1, 8, 513_265_664), killed], &[], 2.0).expect("advice");
+    let line = ram(&advice).into_iter().find(|line| line.contains("4 workers")).expect("a budget").to_owned();
+    let total: f64 =
+        line.split(" = ").nth(1).and_then(|sum| sum.split(' ').next()?.parse().ok()).expect("MiB");
+    assert!((846.8..1.1 * 846.8).contains(&total), "{total} MiB of {}: {line}", 846.8 * MIB);
+}

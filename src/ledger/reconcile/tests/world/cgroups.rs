@@ -125,6 +125,7 @@ impl World {
             python: false,
             memory: crate::collect::process::ResidentMemory::default(),
             pss_bytes: None,
+            program: None,
         };
         all.map(process).collect()
     }
