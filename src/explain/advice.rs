@@ -241,7 +241,10 @@ fn limit<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, 
         total.and_then(|total| Some(held.pss_bytes? >= total.div_ceil(2))).unwrap_or(false)
     };
     let trainers = held_by(before, "trainer");
-    for workers in workers_of(before).filter(|held| share(held) || *kill.role == *held.role) {
+    // a loader can do without its only worker, other programs cannot
+    let is_fewer_possible = |held: &&RoleUsage| &*held.role == "dataloader_worker" || held.processes > 1;
+    let is_telling = |held: &&RoleUsage| share(held) || *kill.role == *held.role;
+    for workers in workers_of(before).filter(is_fewer_possible).filter(is_telling) {
         fewer_workers(workers, kill, before, advice);
     }
     if let Some(trainers) = trainers.filter(|held| share(held)) {
