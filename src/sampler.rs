@@ -80,7 +80,8 @@ impl Sampler {
         Self {
             host_paths: config.host_paths.clone(),
             hierarchy: tree.as_ref().map(|tree| tree.hierarchy().clone()),
-            registry: Registry::new(config.filter.clone(), sources.clone(), tree),
+            registry: Registry::new(config.filter.clone(), sources.clone(), tree)
+                .with_processes(&config.host_paths),
             sources,
             collectors: collect::all(config, &independent.driver_state, &independent.amdgpu_output),
             cycle_data: CycleData::default(),

@@ -104,6 +104,17 @@ fn every_kill_has_a_verdict_and_the_newest_is_last() {
 }
 
 #[test]
+fn id_that_a_user_can_have_written_names_no_container() {
+    for name in ["29-id-in-a-job-of-a-user.txt", "30-id-in-the-slice-of-a-user.txt"] {
+        let log = std::fs::read(folder().join("cases").join(name)).expect("a log");
+        let (code, text, error) = piped(&["--json", "aaaaaaaaaaaa"], &log);
+        assert_eq!(code, Some(0), "the id still finds it: {name}: {text}{error}");
+        let verdict: serde_json::Value = serde_json::from_str(text.trim()).expect("a verdict");
+        assert!(verdict.get("container_id").is_none() && verdict["pid"].is_u64(), "{verdict}");
+    }
+}
+
+#[test]
 fn newest_kill_of_a_name_is_selected_last() {
     let newest = verdicts("v2-6.12-group.dmesg-T", &["--last", "sh"]);
     assert_eq!(

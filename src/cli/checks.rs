@@ -193,7 +193,7 @@ fn cgroups(config: &Config) -> Check {
     let mut tree = CgroupTree::new(&hierarchy);
     let place = hierarchy.root.display();
     let (_, walked) = tree.refresh(crate::clock::Timestamp::now());
-    let containers = tree.candidates().iter().filter(|candidate| candidate.inside.is_none()).count();
+    let containers = tree.candidates().iter().filter(|candidate| candidate.is_proven(None)).count();
     match walked {
         Ok(()) => Check::good(name, format!("{version} at {place}, {containers} containers")).required(),
         Err(error) if containers > 0 => {

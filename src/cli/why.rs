@@ -149,7 +149,7 @@ fn without_events(config: &Config, container: &ExistingContainer, now: Timestamp
     if let Some(error) = container.start_error.as_deref().filter(|_| !is_running) {
         return never_started(subject, error, now.unix_seconds());
     }
-    let usage = current_usage(config, now, &container.id).filter(|_| is_running);
+    let usage = current_usage(config, now, &container.id, container.named.user).filter(|_| is_running);
     verdict_without_events(subject, is_running, usage.as_ref(), now.unix_seconds())
 }
 

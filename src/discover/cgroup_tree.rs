@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use rustix::fs::inotify;
 
-use super::ContainerId;
+use super::{CgroupMaker, ContainerId};
 use crate::clock::Timestamp;
 use crate::host::bounds::{
     CGROUP_DEPTH, CGROUP_PATHS_BELOW, CGROUPS_BELOW, CGROUPS_OUTSIDE, CGROUPS_OUTSIDE_OF_SLICE,
@@ -139,6 +139,24 @@ pub struct ContainerCgroup {
     pub is_truncated: bool,
     /// Index of the enclosing candidate, for a container in a container.
     pub inside: Option<usize>,
+    /// Who can have made it: the name alone proves nothing.
+    pub maker: CgroupMaker,
+}
+
+impl ContainerCgroup {
+    /// Returns whether it is a container's by its place alone: in none, and where root or its user alone can have made it.
+    ///
+    /// `user`: the user whose engine or run it is, if a runtime knows it.
+    pub fn is_proven(&self, user: Option<u32>) -> bool {
+        let user = user.or(container_id::user_of_run(self.id.as_str()));
+        self.inside.is_none() && self.maker.is_root_or(user)
+    }
+}
+
+/// Returns the outermost of the candidates around one, or itself.
+pub fn outermost(candidates: &[ContainerCgroup], at: usize) -> &ContainerCgroup {
+    let around = std::iter::successors(Some(at), |at| candidates[*at].inside);
+    &candidates[around.last().unwrap_or(at)]
 }
 
 /// The cgroup tree as of the last walk: the handle of one user.
@@ -255,7 +273,7 @@ impl Walker {
         self.inside.swap(0, 1);
         self.inside[0].clear();
         let mut walk = Walk::default();
-        if let Err(error) = self.walk(PathBuf::new(), None, 0, &mut walk) {
+        if let Err(error) = self.walk(PathBuf::new(), None, CgroupMaker::Root, 0, &mut walk) {
             if error.is_gone() {
                 self.set_candidates(vec![]);
             }
@@ -300,10 +318,13 @@ impl Walker {
         (self.changed_outside && (has_few || is_pause_over)) || (self.changed_inside && is_pause_over)
     }
 
+    /// Walks a cgroup. `inside`: the candidate that it is or is in; `maker`: who can make cgroups in it, by the cgroups above it and its
+    /// name.
     fn walk(
         &mut self,
         path: PathBuf,
         inside: Option<usize>,
+        maker: CgroupMaker,
         depth: usize,
         walk: &mut Walk,
     ) -> Result<(), ReadError> {
@@ -325,6 +346,8 @@ impl Walker {
         }
         let mut children = Vec::new();
         let dir = Dir::open(&full)?;
+        let owner = dir.owner()?;
+        let maker = maker.below_owner(owner, *walk.root_owner.get_or_insert(owner));
         let max_below = if inside.is_some() { CGROUPS_BELOW.max } else { CGROUPS_OUTSIDE_OF_SLICE.max };
         let is_truncated = dir.for_each(max_below + MAX_FILES, &mut self.listing, |name, is_dir| {
             if is_dir {
@@ -344,8 +367,9 @@ impl Walker {
                 walk.mark_truncated(inside, &child);
                 break;
             }
-            let inside = walk.record(&self.root, &child, inside);
-            match self.walk(child, inside, depth + 1, walk) {
+            let below = child.file_name().map_or(maker, |name| maker.below_name(&name.to_string_lossy()));
+            let inside = walk.record(&self.root, &child, inside, maker);
+            match self.walk(child, inside, below, depth + 1, walk) {
                 Ok(()) => {}
                 Err(error) if error.is_gone() => {}
                 Err(error) => {
@@ -364,6 +388,8 @@ impl Walker {
 #[derive(Debug, Default)]
 struct Walk {
     candidates: Vec<ContainerCgroup>,
+    /// The owner of the root cgroup.
+    root_owner: Option<u32>,
     /// Cgroups outside containers, and those of them below the current one of the first level. Those inside have their own limit, so
     /// that one container cannot affect others.
     outside: usize,
@@ -413,7 +439,13 @@ impl Walk {
     }
 
     /// Records one cgroup. Returns the index of the innermost candidate that contains it and the cgroups below it.
-    fn record(&mut self, root: &Path, path: &Path, inside: Option<usize>) -> Option<usize> {
+    fn record(
+        &mut self,
+        root: &Path,
+        path: &Path,
+        inside: Option<usize>,
+        maker: CgroupMaker,
+    ) -> Option<usize> {
         let mut outer = inside;
         while let Some(index) = outer {
             self.candidates[index].below.push(path.to_path_buf());
@@ -431,6 +463,7 @@ impl Walk {
             below: vec![],
             is_truncated: false,
             inside,
+            maker,
         });
         Some(self.candidates.len() - 1)
     }

@@ -4,6 +4,8 @@
 //! settings ([`cri`], [`docker`], [`run`]);
 //! the cgroup tree shows what runs, even without a runtime ([`cgroup_tree`]). [`registry`] merges them.
 
+mod cgroup_choice;
+mod cgroup_owners;
 pub mod cgroup_tree;
 pub mod cri;
 pub mod docker;
@@ -29,8 +31,9 @@ use crate::host::process::{ProcessFacts, ProcessId};
 use crate::parse::kubernetes::{Qos, qos};
 use crate::series::bounded;
 
+pub use cgroup_owners::CgroupOwners;
 pub use cgroup_tree::{Hierarchy, Version};
-pub use path_owner::{PathOwner, owner_of_paths};
+pub use path_owner::{CgroupMaker, PathClaim, PathOwner, owner_of_paths};
 pub use registry::{InventoryUpdate, Registry};
 pub use runtime_state::{ConnectionState, RuntimeData, RuntimeState};
 
@@ -209,6 +212,10 @@ pub struct ContainerRecord {
     pub gpus: Arc<[Arc<str>]>,
     /// Unix time of the last start.
     pub started: Option<f64>,
+    /// Host pid of its first process, if the runtime reports it: its cgroup is the container's.
+    pub pid: Option<u32>,
+    /// The user whose engine or run it is.
+    pub user: u32,
     /// Whether the container's labels pass `--container.label`.
     pub labels_match: bool,
     /// Whether its log is read, by `--container.logs` and its label.
@@ -237,6 +244,8 @@ impl ContainerRecord {
             owners: filter.owners(labels),
             gpus: Arc::default(),
             started: None,
+            pid: None,
+            user: 0,
             labels_match: filter.labels_match(labels),
             reads_log: filter.reads_log(labels),
         }
@@ -264,6 +273,7 @@ impl ContainerRecord {
             pod: self.pod.clone(),
             image: Arc::clone(&self.image),
             settings: self.settings.clone(),
+            user: self.user,
             labels_match: self.labels_match,
         }
     }
@@ -400,6 +410,8 @@ pub struct Inventory {
     pub runtimes: Vec<(&'static str, bool)>,
     /// The commands of runs without a cgroup.
     pub commands: Vec<(ProcessId, ContainerId)>,
+    /// Who can have made which cgroup; `None` without cgroups.
+    pub owners: Option<CgroupOwners>,
 }
 
 impl Inventory {
@@ -431,18 +443,32 @@ impl Inventory {
     /// The path begins at the root of memledger's cgroup namespace, so it is compared from its end. It contains every
     /// container around the process, so a cgroup that is only named after a container is not taken for it.
     pub fn owner_of_path(&self, path: &str) -> Option<ContainerId> {
-        let is_own_path = |id: &ContainerId, path: &str| {
+        let is_absolute = !path.split('/').any(|part| part == "..");
+        let claim = |id: &ContainerId, path: &str| {
             let container = self.containers.iter().find(|container| container.id == *id);
-            let Some(own) = container.and_then(|container| container.cgroup.as_ref()) else { return false };
-            let names = Path::new(path).components().filter(|part| matches!(part, Component::Normal(_)));
-            let path: PathBuf = names.collect();
-            path.ancestors().any(|above| above.file_name().is_some() && own.path.ends_with(above))
+            match container.and_then(|container| Some(&container.cgroup.as_ref()?.path)) {
+                Some(own) if contains_path(own, path) => PathClaim::Own,
+                // a runtime may have moved it since; where the owners of cgroups are unknown, it has not
+                Some(_) if self.owners.is_none() || !is_absolute => PathClaim::Elsewhere,
+                Some(_) | None => PathClaim::Possible { user: None },
+            }
         };
-        match owner_of_paths([path], is_own_path) {
+        let maker = |path: &str| match &self.owners {
+            Some(owners) => owners.maker(path),
+            None => CgroupMaker::by_names(path),
+        };
+        match owner_of_paths([path], claim, maker) {
             PathOwner::Container(id) => Some(id),
-            PathOwner::Host | PathOwner::Unknown => None,
+            PathOwner::Host | PathOwner::Unproven | PathOwner::Unknown => None,
         }
     }
+}
+
+/// Returns whether a path of `/proc/PID/cgroup`, which begins at the root of memledger's cgroup namespace, is a cgroup or below it.
+fn contains_path(cgroup: &Path, path: &str) -> bool {
+    let names = Path::new(path).components().filter(|part| matches!(part, Component::Normal(_)));
+    let path: PathBuf = names.collect();
+    path.ancestors().any(|above| above.file_name().is_some() && cgroup.ends_with(above))
 }
 
 /// An event of a container, for the ledger.
@@ -478,6 +504,8 @@ pub struct ContainerDetails {
     pub group: Arc<str>,
     /// Its settings; those of its environment only if they come from an inspect.
     pub settings: RunSettings,
+    /// The user whose engine or run it is.
+    pub user: u32,
     /// Whether the container's labels pass `--container.label`.
     pub labels_match: bool,
 }
@@ -519,7 +547,7 @@ mod tests {
 
     #[test]
     fn process_belongs_to_the_container_whose_own_cgroup_is_on_its_path() {
-        let (a, b, c) = ("a".repeat(64), "b".repeat(64), "c".repeat(64));
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(|letter| letter.repeat(64));
         let inner = format!("pods/docker-{a}.scope/kubelet/cri-containerd-{c}.scope");
         let known =
             [(&a, format!("pods/docker-{a}.scope")), (&b, format!("docker/{b}")), (&c, inner.clone())];
@@ -536,6 +564,13 @@ mod tests {
             (format!("/../docker-{a}.scope/docker/{b}"), Some(&a)),
             ("/../system.slice/ssh.service".to_owned(), None),
             ("/".to_owned(), None),
+            // anyone can have made these
+            (format!("/slurm/uid_7/job_1/step_0/task_0/{b}"), None),
+            (format!("/slurm/uid_7/job_1/step_0/task_0/docker/{b}"), None),
+            (format!("/../user.slice/user-7.slice/user@7.service/docker-{b}.scope"), None),
+            (format!("/lab/docker/{b}"), None),
+            (format!("/slurm/uid_7/job_1/docker-{d}.scope"), None),
+            (format!("/system.slice/docker-{d}.scope"), Some(&d)),
         ] {
             assert_eq!(
                 inventory.owner_of_path(&path).as_ref().map(ContainerId::as_str),

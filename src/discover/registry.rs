@@ -13,13 +13,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::cgroup_choice::CgroupChoice;
 use super::cgroup_tree::{CgroupTree, ContainerCgroup};
 use super::{
-    Cgroup, ConnectionState, Container, ContainerId, ContainerRecord, Identity, Inventory, RuntimeState, run,
+    Cgroup, CgroupOwners, ConnectionState, Container, ContainerId, ContainerRecord, Identity, Inventory,
+    RuntimeState, Version, run,
 };
 use crate::clock::Timestamp;
 use crate::config::Filter;
-use crate::host::ReadError;
+use crate::host::{Dir, HostPaths, ReadError};
+use crate::parse::process::cgroup_path;
 
 /// Longest time that a container is held back while a runtime may still name it.
 const NAME_GRACE: Duration = Duration::from_secs(3);
@@ -31,6 +34,8 @@ pub struct Registry {
     /// In order of precedence.
     sources: Vec<Arc<RuntimeState>>,
     tree: Option<CgroupTree>,
+    /// Where processes can be read by the pids of the runtimes.
+    processes: Option<HostPaths>,
     generations: Vec<u64>,
     nameless: HashMap<ContainerId, Timestamp>,
     waiting: bool,
@@ -54,10 +59,17 @@ impl Registry {
             generations: vec![u64::MAX; sources.len()],
             sources,
             tree,
+            processes: None,
             nameless: HashMap::new(),
             waiting: true,
             inventory: Arc::default(),
         }
+    }
+
+    /// Reads the cgroup of a container's first process where several cgroups have its id, or anyone can have made the only one.
+    pub fn with_processes(self, host_paths: &HostPaths) -> Self {
+        let processes = host_paths.in_initial_pid_namespace().then(|| host_paths.clone());
+        Self { processes, ..self }
     }
 
     /// Merges all sources if one of them changed.
@@ -125,7 +137,13 @@ impl Registry {
         connections: &[(&'static str, ConnectionState, Option<bool>)],
     ) -> Inventory {
         let candidates = self.tree.as_ref().map_or(&[][..], CgroupTree::candidates);
-        let selected = select_top_level(candidates, |id| records.contains_key(id));
+        let choice = CgroupChoice {
+            candidates,
+            records,
+            before: &self.inventory,
+            first_process: &|record| self.first_process_path(record),
+        };
+        let selected = choice.select();
         let inner: Vec<&Path> = std::iter::zip(candidates, &selected)
             .filter(|(candidate, selected)| **selected && candidate.inside.is_some())
             .map(|(candidate, _)| candidate.path.as_path())
@@ -175,25 +193,19 @@ impl Registry {
         let runtimes =
             connections.iter().filter_map(|(runtime, _, is_up)| Some((*runtime, (*is_up)?))).collect();
         let containers = containers.into_iter().map(Arc::new).collect();
-        Inventory { containers, runtimes, ..Inventory::default() }
+        let owners = self.tree.as_ref().map(|tree| CgroupOwners::new(&tree.hierarchy().root));
+        Inventory { containers, runtimes, owners, ..Inventory::default() }
     }
-}
 
-/// Selects the candidates that have their own entry, one for each id.
-///
-/// Of several with the same id, an outermost one is selected, otherwise the first: a container that may create cgroups can
-/// name one of them after the id of a neighbour.
-fn select_top_level(candidates: &[ContainerCgroup], known: impl Fn(&ContainerId) -> bool) -> Vec<bool> {
-    let mut selected = vec![false; candidates.len()];
-    let mut ids = HashSet::new();
-    for outermost in [true, false] {
-        for (candidate, selected) in std::iter::zip(candidates, &mut selected) {
-            if candidate.inside.is_none() == outermost && (outermost || known(&candidate.id)) {
-                *selected = ids.insert(&candidate.id);
-            }
-        }
+    /// Returns the cgroup of a container's first process.
+    fn first_process_path(&self, record: &ContainerRecord) -> Option<String> {
+        let (tree, host_paths) = (self.tree.as_ref()?, self.processes.as_ref()?);
+        let dir = Dir::open(&host_paths.process(record.pid?)).ok()?;
+        let mut buffer = Vec::new();
+        let text = dir.file("cgroup").ok()?.read_once(&mut buffer).ok()?;
+        let path = cgroup_path(text, tree.hierarchy().version == Version::V1)?;
+        String::from_utf8(path.to_vec()).ok()
     }
-    selected
 }
 
 fn may_get_name(connection: ConnectionState, age: Duration) -> bool {

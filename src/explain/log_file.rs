@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::discover::{PathOwner, owner_of_paths};
+use crate::discover::{CgroupMaker, PathClaim, PathOwner, owner_of_paths};
 use crate::events::{ContainerRef, Identity, Kill, KillOwner, OomScope};
 use crate::ledger::reconcile::complete_report as complete;
 use crate::ledger::sources::kernel_log::LogEntry;
@@ -19,6 +19,8 @@ const MAX_KILLS: usize = 1_000;
 
 /// Processes that are kept of one group.
 const MAX_KILLED_WITH: usize = 100;
+/// Length of a container's id as engines print it.
+const SHORT_ID: usize = 12;
 /// Length of a pod's UID.
 const MIN_POD_UID: usize = 32;
 
@@ -169,7 +171,10 @@ impl LoggedKill {
                 let own = part.strip_suffix(".slice").unwrap_or(part);
                 wanted.len() >= MIN_POD_UID && (own.ends_with(wanted) || own.ends_with(&uid))
             };
+            // also of a container of a user's engine, which only its engine could tell from a forged one
+            let has_id = || container_id::in_path(&kill.cgroup).any(|found| found.id.starts_with(wanted));
             id.starts_with(wanted)
+                || (wanted.len() >= SHORT_ID && has_id())
                 || *kill.process == *wanted
                 || kill.cgroup.split('/').any(|part| part == wanted || is_pod(part))
         };
@@ -179,10 +184,14 @@ impl LoggedKill {
 
 /// Returns the owner that cgroup paths show. The names of containers are not in a kernel log: the short id has their place.
 fn owner(paths: &[&str]) -> KillOwner {
-    match owner_of_paths(paths.iter().copied(), |_, _| false) {
+    match owner_of_paths(
+        paths.iter().copied(),
+        |_, _| PathClaim::Possible { user: None },
+        CgroupMaker::by_names,
+    ) {
         PathOwner::Container(id) => {
             let runtime = paths.first().and_then(|path| container_id::in_path(path).next());
-            let short = id.as_str().get(..12).unwrap_or_default();
+            let short = id.short();
             KillOwner::Container(ContainerRef {
                 identity: Identity { name: short.into(), ..Identity::default() },
                 container_id: id.as_str().into(),
@@ -194,7 +203,7 @@ fn owner(paths: &[&str]) -> KillOwner {
                 ..ContainerRef::default()
             })
         }
-        PathOwner::Host => KillOwner::Host,
+        PathOwner::Host | PathOwner::Unproven => KillOwner::Host,
         PathOwner::Unknown => KillOwner::Unattributed,
     }
 }

@@ -8,6 +8,7 @@ use super::{
     run_words,
 };
 use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
+use crate::parse::container_id;
 use crate::parse::kernel_log::NoKill;
 use crate::runs::hit_limit::LimitPosition;
 
@@ -163,6 +164,14 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
 /// Says whose process was killed outside the known containers, as far as that is known.
 fn owner_sentence(kill: &Kill, run: &RunSummary<'_>, limit: &CgroupPlace) -> String {
     let is_in_limit = kill.scope == OomScope::Container && *limit == CgroupPlace::of(&kill.cgroup);
+    if let (KillOwner::Host, Some((_, named))) = (&kill.owner, container_id::outermost(&kill.cgroup)) {
+        let place = CgroupPlace::of(&kill.cgroup).noun();
+        let ran = if is_in_limit { String::new() } else { format!("It ran in {place}. ") };
+        return format!(
+            "{ran}Its cgroup has the id of the container {} in its name, but a user can have made it there, and no runtime says that it is the container's.",
+            &named.id[..12]
+        );
+    }
     match kill.owner {
         KillOwner::Host if kill.cgroup.is_empty() || &*kill.cgroup == "/" || is_in_limit => {
             "It belongs to no container of Docker, Podman or Kubernetes.".to_owned()

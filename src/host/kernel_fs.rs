@@ -162,6 +162,16 @@ impl Dir {
             .map_err(|errno| classify(errno, self.path.display().to_string()))
     }
 
+    /// Returns the user id of its owner.
+    ///
+    /// # Errors
+    /// The directory was removed.
+    pub fn owner(&self) -> Result<u32, ReadError> {
+        rustix::fs::fstat(&self.fd)
+            .map(|stat| stat.st_uid)
+            .map_err(|errno| classify(errno, self.path.display().to_string()))
+    }
+
     /// Calls `each` for every name in the directory except `.` and `..`, for at most `max_names` names; the flag is
     /// true for a directory. Returns true if there are more names.
     ///

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::interval::{CLOCK_TOLERANCE, Interval};
 use super::run::{MAX_START_EVENT_DELAY, Run, START_TOLERANCE};
 use crate::clock::{ClockStep, Timestamp};
-use crate::discover::{ContainerId, RuntimeEvent};
+use crate::discover::{ContainerId, PathClaim, RuntimeEvent};
 use crate::events::{ContainerRef, Identity, PriorUsage};
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage_history::roles;
@@ -39,6 +39,9 @@ pub struct ContainerState {
     pub image: Arc<str>,
     /// Runtime; empty if unknown.
     pub runtime: Arc<str>,
+    /// The user whose engine or run it is.
+    #[serde(default)]
+    pub user: u32,
     /// Unix time of the runtime's last OOM event that is of no run: its start may not be reported yet.
     pub oom_event_at: Option<f64>,
     /// Cgroup path, relative to the root of the hierarchy, from the inventory.
@@ -219,10 +222,13 @@ impl ContainerState {
         })
     }
 
-    /// Returns true if the kernel's path is the container's own cgroup or below it.
-    pub fn contains_path(&self, path: &str) -> bool {
+    /// Returns what is known of it and a path from the root of the tree: whether that is its own cgroup or below it.
+    pub fn claim(&self, path: &str) -> PathClaim {
         let path = Path::new(path.trim_start_matches('/'));
-        self.cgroup.as_ref().is_some_and(|cgroup| path.starts_with(cgroup))
+        match self.cgroup.as_ref().is_some_and(|cgroup| path.starts_with(cgroup)) {
+            true => PathClaim::Own,
+            false => PathClaim::Possible { user: self.named.then_some(self.user) },
+        }
     }
 
     /// Returns the known runs, oldest first.

@@ -17,7 +17,7 @@ use super::interval::Interval;
 use super::run::{Run, START_TOLERANCE};
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
-use crate::discover::{Container, ContainerId, EventKind, Identity, RuntimeEvent, run};
+use crate::discover::{Container, ContainerId, EventKind, Identity, PathClaim, RuntimeEvent, run};
 use crate::events::{MemoryHolder, OUTSIDE_CONTAINERS, PriorUsage};
 use crate::runs::usage::ContainerUsage;
 
@@ -103,6 +103,11 @@ impl ContainerTable {
         })
     }
 
+    /// Returns what is known of a container and a path with its id.
+    pub fn claim(&self, id: &ContainerId, path: &str) -> PathClaim {
+        self.get(id).map_or(PathClaim::Possible { user: None }, |state| state.claim(path))
+    }
+
     /// Iterates over all containers.
     pub fn iter(&self) -> impl Iterator<Item = (&ContainerId, &ContainerState)> {
         self.states.iter()
@@ -175,6 +180,7 @@ impl ContainerTable {
         if let Some((named, shown, identity)) = named {
             // keep the inventory's name: it is unique over all runtimes
             if !state.named || matches!(runtime_event.what, EventKind::Renamed) {
+                state.user = if state.named { state.user } else { named.user };
                 state.identity = identity;
                 state.named = true;
             }

@@ -414,8 +414,8 @@ impl LedgerService {
         let Some(counters) = &mut self.counters else { return false };
         counters.watch(self.log.is_none());
         self.last_sweep = Some(now);
-        let is_container = |id: &ContainerId, path: &Path| reconciler.is_container_at(id, path);
-        let (readings, outcome) = counters.sweep(now, is_container);
+        let claim = |id: &ContainerId, path: &Path| reconciler.claim_at(id, path);
+        let (readings, outcome) = counters.sweep(now, claim);
         if let (Err(error), true) = (&outcome, self.counters_up) {
             tracing::warn!(
                 error = error as &dyn std::error::Error,

@@ -5,16 +5,17 @@
 //! can make the kernel kill a second process (docs/decisions/0017).
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use procfs::{FromBufRead, Meminfo};
 
 use super::interval::Interval;
 use super::reconcile::ProcInfo;
-use crate::discover::{Hierarchy, Version};
+use crate::discover::{CgroupMaker, CgroupOwners, ContainerId, Hierarchy, Version};
 use crate::host::process::read_stat;
 use crate::host::{Dir, HostPaths};
 use crate::ledger::sources::cgroup_namespace::CgroupNamespace;
+use crate::parse::container_id;
 use crate::parse::kernel_log::Killed;
 use crate::parse::kernel_log::kills::KillRecord;
 use crate::parse::kernel_log::report::OomReport;
@@ -48,7 +49,13 @@ impl VictimProbe {
 
     /// Returns what /proc and the cgroups show of the victim of a kill that was just read.
     pub fn probe(&self, record: &KillRecord, written: &Interval) -> ProcInfo {
-        let KillRecord::Kill { killed, context, report, .. } = record else { return ProcInfo::default() };
+        let (killed, context, group, report) = match record {
+            KillRecord::Kill { killed, context, group, report } => (killed, context, group.as_ref(), report),
+            KillRecord::Group { path, .. } => {
+                return ProcInfo { makers: self.makers([path]), ..ProcInfo::default() };
+            }
+            KillRecord::Second { .. } => return ProcInfo::default(),
+        };
         let mut proc_info = self.proc_info(killed, written);
         let limit_cgroup = context.as_ref().and_then(|context| context.oom_cgroup.as_deref());
         proc_info.limit_bytes = limit_cgroup.and_then(|path| self.limit(path));
@@ -56,6 +63,9 @@ impl VictimProbe {
         if let Some(report) = report.as_deref().filter(|report| report.host && self.host_pids) {
             proc_info.report_cgroups = self.report_cgroups(report, killed.pid, written);
         }
+        let of_record = context.iter().flat_map(|context| &context.task_cgroups).chain(group);
+        let paths = of_record.chain(&proc_info.cgroup).chain(proc_info.report_cgroups.values());
+        proc_info.makers = self.makers(paths);
         proc_info
     }
 
@@ -65,6 +75,26 @@ impl VictimProbe {
         let mut buffer = Vec::new();
         let text = proc.file("meminfo").ok()?.read_once(&mut buffer).ok()?;
         Meminfo::from_buf_read(text).ok().map(|info| info.swap_total)
+    }
+
+    /// Returns the cgroup of a container from the root of the tree, by its first process.
+    pub fn container_cgroup(&self, id: &ContainerId, pid: u32) -> Option<PathBuf> {
+        let dir = Dir::open(&self.host_paths.process(pid)).ok().filter(|_| self.host_pids)?;
+        let path = self.cgroup(&dir)?;
+        let path = Path::new(path.trim_start_matches('/'));
+        let is_its = |path: &&Path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.contains(id.as_str()))
+        };
+        path.ancestors().find(is_its).map(Path::to_path_buf)
+    }
+
+    /// Returns who can have made the containers' cgroups in these paths.
+    fn makers<'a>(&self, paths: impl IntoIterator<Item = &'a String>) -> BTreeMap<String, CgroupMaker> {
+        let Some((root, _)) = &self.hierarchy else { return BTreeMap::new() };
+        let owners = CgroupOwners::new(root);
+        let named = paths.into_iter().filter(|path| container_id::outermost(path).is_some());
+        named.map(|path| (path.clone(), owners.maker(path))).collect()
     }
 
     /// Returns the limit of a cgroup by its path from the root; `None` also if it is unlimited.
@@ -111,7 +141,7 @@ impl VictimProbe {
         let mut buffer = Vec::new();
         let text = dir.file("cgroup").ok()?.read_once(&mut buffer).ok()?;
         let path = String::from_utf8(cgroup_path(text, v1)?.to_vec()).ok()?;
-        let named = crate::parse::container_id::in_path(&path).next().is_some();
+        let named = container_id::in_path(&path).next().is_some();
         match self.namespace.absolute(&path) {
             Some(path) => (path != "/").then_some(path), // an exiting process is shown in the root
             None => named.then_some(path), // in an unknown namespace only container ids are reliable

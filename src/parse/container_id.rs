@@ -52,6 +52,24 @@ pub fn in_component<'a>(component: &'a str, parent: &str) -> Option<ContainerIdM
     Some(ContainerIdMatch { id, runtime })
 }
 
+/// Returns the user whose run has this id; `None` if it is not that of a run.
+pub fn user_of_run(id: &str) -> Option<u32> {
+    let digits = id.strip_suffix(RUN_ID_SUFFIX)?;
+    u32::from_str_radix(digits.get(digits.len().checked_sub(8)?..)?, 16).ok()
+}
+
+/// Returns the outermost container id in a path, with the names of the cgroups above it.
+pub fn outermost(path: &str) -> Option<(Vec<&str>, ContainerIdMatch<'_>)> {
+    let mut above = Vec::new();
+    for component in path.split('/').filter(|component| !component.is_empty()) {
+        match in_component(component, above.last().copied().unwrap_or_default()) {
+            Some(found) => return Some((above, found)),
+            None => above.push(component),
+        }
+    }
+    None
+}
+
 /// Returns all container ids in a path, outermost first.
 pub fn in_path(path: &str) -> impl Iterator<Item = ContainerIdMatch<'_>> {
     let parents = std::iter::once("").chain(path.split('/'));

@@ -1,9 +1,12 @@
 //! Names: processes that forge kernel messages, long cgroup paths, recreated containers, and reused pids.
 
-use crate::support::cgroups::{TestCgroup, new_id};
-use crate::support::oom::{KILLS, Ledger, Scene, oom_kills, wait_for_cgroups_in_the_log, write_kernel_log};
+use super::unrecorded::{NO_LEDGER, verb};
+use crate::support::cgroups::{TestCgroup, new_id, remove_everywhere, root};
+use crate::support::oom::{
+    KILLS, Ledger, Scene, cgroup_of, oom_kills, wait_for_cgroups_in_the_log, write_kernel_log,
+};
 use crate::support::python::Python;
-use crate::support::{eventually, in_v2_guest, reaches};
+use crate::support::{eventually, in_v2_guest, reaches, skip};
 
 #[test]
 fn case_18_forged_kernel_log_lines_are_not_kills() {
@@ -71,6 +74,80 @@ fn case_18_process_name_cannot_hide_a_kill_or_charge_another_container() {
         assert!(!process.chars().any(char::is_control), "sanitized: {process:?}");
     }
     ledger.matches_kernel_count();
+}
+
+/// Makes a kill in a cgroup that a user could have made, as one of Slurm's v1 can in the cgroup of his task. The folder with the name `lab`
+/// in its path is user 3001's.
+fn kill_in_cgroup_of_a_user(scene: &Scene, path: &str) {
+    let cgroup = TestCgroup::at(path, &new_id());
+    let of_user = cgroup.path.ancestors().find(|level| level.ends_with("lab"));
+    if let Some(of_user) = of_user {
+        std::os::unix::fs::chown(of_user, Some(3001), None).expect("root gives it away");
+    }
+    let hog = start_waiting(scene, &cgroup);
+    run_until_killed(scene, &cgroup, hog);
+}
+
+#[test]
+fn case_18_cgroup_that_a_user_names_after_a_container_is_not_the_container() {
+    let Some(scene) = Scene::new("forger") else { return };
+    let ledger = scene.start_memledger(&[]);
+    let running = scene.run_known(&ledger, "running", &[], &["hold"]);
+    let ended = scene.run_known(&ledger, "ended", &[], &["hold"]);
+    ended.docker(&["stop", "-t", "0"]);
+    ledger.ends(&ended.name, "stopped", 1);
+    let folder = format!("memledger-tests/{}", &new_id()[..12]);
+    let mut kills = 0;
+    for id in [&running.id, &ended.id] {
+        for path in [
+            format!("{folder}/slurm_vm/uid_3001/job_1/step_0/task_0/{id}"),
+            format!("{folder}/slurm_vm/uid_3001/job_1/step_0/task_0/docker/{id}/below"),
+            format!("{folder}/lab/docker-{id}.scope"),
+            format!("{folder}/lab/docker/{id}"),
+        ] {
+            kill_in_cgroup_of_a_user(&scene, &path);
+            kills += 1;
+            scene.wait_for_kills(kills);
+        }
+    }
+    let tally = ledger.settled_tally(&scene, kills);
+    // beside bursts of other tests the kernel does not log every cgroup
+    assert!(tally.containers.is_empty() && tally.host >= 1, "{tally:?}");
+    ledger.settles(&running.name, 0, 0);
+    ledger.settles(&ended.name, 0, 0);
+    for container in [&running, &ended] {
+        let (_, screen) = verb(&scene, &["why", &container.name, NO_LEDGER]);
+        assert!(!screen.contains("OUT OF MEMORY"), "without a ledger: {screen}");
+    }
+    // a kill of its own still is
+    let real = scene.run_known(&ledger, "real", &[], &["eat"]);
+    ledger.settles(&real.name, 1, 0);
+    ledger.matches_kernel_count();
+}
+
+#[test]
+fn container_below_the_cgroup_of_a_job_is_one_by_its_engines_word() {
+    let Some(scene) = Scene::new("inside") else { return };
+    let ledger = scene.start_memledger(&[]);
+    let parent = format!("memledger-tests/{}/slurm_vm/uid_0/job_1", &new_id()[..12]);
+    let flag = format!("--cgroup-parent=/{parent}");
+    let container = scene.run_known(&ledger, "it", &[&flag], &["seq=1:eat", "hold"]);
+    if !cgroup_of(container.pid()).starts_with(root().join(&parent)) {
+        return skip("this engine takes slices alone as parents");
+    }
+    scene.wait_for_kills(1);
+    ledger.settles(&container.name, 0, 1);
+    let (_, screen) = verb(&scene, &["why", &container.name, NO_LEDGER]);
+    let words = screen.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("OUT OF MEMORY"), "without a ledger: {screen}");
+    drop(container);
+    let levels = std::path::Path::new(&parent).ancestors().filter(|level| level.components().count() > 1);
+    for level in levels.collect::<Vec<_>>() {
+        eventually("its parent is removed", || match remove_everywhere(level) {
+            true => Ok(()),
+            false => Err(level.display().to_string()),
+        });
+    }
 }
 
 /// Starts a hog in a cgroup that allocates memory in [`run_until_killed`].

@@ -10,8 +10,8 @@ use super::directory::{existing, writable};
 use super::{CAP_SYSLOG, Check, Verbosity, has_capability};
 use crate::clock::Timestamp;
 use crate::config::{Config, KernelLogChoice};
-use crate::discover::Hierarchy;
 use crate::discover::cgroup_tree::CgroupTree;
+use crate::discover::{ContainerId, Hierarchy, PathClaim};
 use crate::host::KernelFile;
 use crate::ledger::sources::cgroup_namespace::CgroupNamespace;
 use crate::ledger::sources::cgroup_oom_events::CgroupCounters;
@@ -104,8 +104,8 @@ fn cgroup_counters(config: &Config) -> Check {
     let Ok(hierarchy) = Hierarchy::detect(&config.host_paths) else {
         return Check::bad(name, "no cgroups, see above", LOST, "see cgroups").detail();
     };
-    let (readings, outcome) =
-        CgroupCounters::new(CgroupTree::new(&hierarchy)).sweep(Timestamp::now(), |_, _| false);
+    let claim = |_: &ContainerId, _: &Path| PathClaim::Possible { user: None };
+    let (readings, outcome) = CgroupCounters::new(CgroupTree::new(&hierarchy)).sweep(Timestamp::now(), claim);
     match outcome {
         Ok(()) => Check::good(name, format!("oom_kill of {} cgroups of containers", readings.len())).detail(),
         Err(error) => Check::bad(

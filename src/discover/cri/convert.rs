@@ -125,6 +125,7 @@ pub fn complete(
             record.image = image(image_names);
         }
     }
+    record.pid = started.pid;
     let of_labels = std::mem::take(&mut record.settings);
     let of_environment = filter.settings_of(started.environment.iter().map(String::as_str));
     record.settings = merged(of_labels, of_environment);

@@ -54,6 +54,7 @@ impl Watcher<'_> {
         let (id, name, state) = (response.id?, response.name?, response.state?);
         let (config, host) = (response.config.unwrap_or_default(), response.host_config.unwrap_or_default());
         let of_environment = self.filter.settings_of(config.env.iter().flatten().map(String::as_str));
+        let pid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
         let record =
             self.record(&id, [&name, &config.image.unwrap_or_default()], &config.labels.unwrap_or_default());
         Some(Inspected {
@@ -61,10 +62,11 @@ impl Watcher<'_> {
                 settings: merged(record.settings, of_environment),
                 gpus: gpus(host.device_requests.unwrap_or_default()),
                 started: state.started_at.as_deref().and_then(unix_seconds),
+                pid,
                 ..record
             },
             is_running: state.running == Some(true) && state.restarting != Some(true),
-            pid: state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0),
+            pid,
             finished: state.finished_at.as_deref().and_then(unix_seconds),
             exit_code: state.exit_code,
             oom_flag: state.oom_killed,
@@ -84,8 +86,15 @@ impl Watcher<'_> {
         Some(self.record(listed.id.as_deref()?, [name, image], &labels))
     }
 
+    /// Returns the event with the user whose engine reported it.
+    pub fn of_engine(&self, mut runtime_event: RuntimeEvent) -> RuntimeEvent {
+        runtime_event.named.iter_mut().for_each(|named| named.user = self.user);
+        runtime_event
+    }
+
     fn record(&self, id: &str, texts: [&str; 2], labels: &HashMap<String, String>) -> ContainerRecord {
-        ContainerRecord::labelled(id, self.endpoint.runtime, texts, labels, self.filter)
+        let record = ContainerRecord::labelled(id, self.endpoint.runtime, texts, labels, self.filter);
+        ContainerRecord { user: self.user, ..record }
     }
 }
 

@@ -30,7 +30,7 @@ pub async fn history(endpoint: &RuntimeEndpoint, filter: &Filter, query: History
         }
     };
     let source = RuntimeState::new(endpoint.runtime, Default::default());
-    let watcher = Watcher { endpoint, filter, source: &source };
+    let watcher = Watcher::new(endpoint, filter, &source);
     let ((events, has_dropped), runs) =
         tokio::join!(past_events(&docker, &allowance, &watcher, query), async {
             // the watcher of the endpoint, which runs at the same time, logs a list that is too large
@@ -71,7 +71,8 @@ async fn past_events(
         allowance.renew();
         let event = DockerEvent::read(message, query.now);
         let runtime = watcher.endpoint.runtime;
-        found.extend(event.and_then(|event| event.runtime_event(runtime, watcher.filter, true)));
+        let event = event.and_then(|event| event.runtime_event(runtime, watcher.filter, true));
+        found.extend(event.map(|event| watcher.of_engine(event)));
         if found.len() > PAST_EVENTS.max {
             has_dropped = found.pop_front().is_some();
         }
@@ -183,7 +184,8 @@ mod tests {
     fn run_of(state: ContainerState) -> Vec<(f64, EventKind)> {
         let source = RuntimeState::new("docker", Default::default());
         let endpoint = RuntimeEndpoint { runtime: "docker", socket: "/d".into() };
-        let watcher = Watcher { endpoint: &endpoint, filter: &Filter::default(), source: &source };
+        let filter = Filter::default();
+        let watcher = Watcher::new(&endpoint, &filter, &source);
         let (id, name) = (Some("a".into()), Some("/train".into()));
         let response = ContainerInspectResponse { id, name, state: Some(state), ..Default::default() };
         last_run(&watcher.parse_inspect(response).unwrap())

@@ -25,7 +25,7 @@ pub fn response(json: &[u8]) {
     let source = RuntimeState::new("docker", Default::default());
     let endpoint = RuntimeEndpoint { runtime: "docker", socket: "/d".into() };
     let filter = Filter { settings: vec!["BATCH_SIZE".into()], ..Filter::default() };
-    let watcher = Watcher { endpoint: &endpoint, filter: &filter, source: &source };
+    let watcher = Watcher::new(&endpoint, &filter, &source);
     if let Some(found) =
         read::<ContainerInspectResponse>(json).and_then(|response| watcher.parse_inspect(response))
     {

@@ -23,6 +23,7 @@ mod reconcile;
 mod sockets;
 
 use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -144,8 +145,8 @@ pub async fn follow(
 ) -> DockerResumeState {
     let mut backoff = Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1);
     let mut flaps = false;
-    let watcher = Watcher { endpoint: &endpoint, filter: &filter, source: &source };
     loop {
+        let watcher = Watcher::new(&endpoint, &filter, &source);
         if !endpoint.socket.exists() && resume.ends_with_socket {
             source.remove_socket(&endpoint.socket, &resume.own);
             return resume;
@@ -201,9 +202,16 @@ struct Watcher<'a> {
     endpoint: &'a RuntimeEndpoint,
     filter: &'a Filter,
     source: &'a Arc<RuntimeState>,
+    /// The user whose engine it is: the owner of its socket.
+    user: u32,
 }
 
-impl Watcher<'_> {
+impl<'a> Watcher<'a> {
+    fn new(endpoint: &'a RuntimeEndpoint, filter: &'a Filter, source: &'a Arc<RuntimeState>) -> Self {
+        let user = std::fs::metadata(&endpoint.socket).map_or(0, |socket| socket.uid());
+        Self { endpoint, filter, source, user }
+    }
+
     /// Follows one connection until it breaks. Returns how long it lasted after the list; `None` if there was no list.
     ///
     /// `flaps`: the previous connection broke at once, as behind a proxy that rejects the events. That is logged once, and then
@@ -304,7 +312,7 @@ mod tests {
 
     pub(super) fn watcher_on(source: &Arc<RuntimeState>, test: impl FnOnce(Watcher<'_>)) {
         let endpoint = RuntimeEndpoint { runtime: "docker", socket: PathBuf::new() };
-        test(Watcher { endpoint: &endpoint, filter: &Filter::default(), source });
+        test(Watcher::new(&endpoint, &Filter::default(), source));
     }
 
     pub(super) fn counts(source: &RuntimeState) -> (usize, usize) {

@@ -60,7 +60,7 @@ impl<'a> DockerReconciler<'a> {
 
     fn publish(&mut self, runtime_event: RuntimeEvent) {
         let socket = self.watcher.endpoint.socket.to_string_lossy().into();
-        let runtime_event = RuntimeEvent { socket, ..runtime_event };
+        let runtime_event = self.watcher.of_engine(RuntimeEvent { socket, ..runtime_event });
         self.resume.track(&runtime_event);
         self.watcher.source.publish([runtime_event]);
     }

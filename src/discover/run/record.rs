@@ -181,6 +181,8 @@ impl SpooledRun {
             compose_service: "".into(),
             settings: merged(record.settings, self.settings.clone()),
             started: Some(self.started),
+            pid: self.command.map(|command| command.pid),
+            user: self.uid,
             reads_log: false,
             ..record
         }

@@ -10,16 +10,17 @@ mod coverage;
 mod replay;
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use procfs::{FromBufRead, MemoryPressure};
 
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::discover::cgroup_tree::CgroupTree;
+use crate::discover::cgroup_tree::{CgroupTree, ContainerCgroup};
 use crate::discover::history::{self, ExistingContainer, RuntimeHistory};
 use crate::discover::{
-    ContainerDetails, ContainerId, EventKind, Hierarchy, Identity, RUNTIMES, RuntimeEvent, Version,
+    ContainerDetails, ContainerId, EventKind, Hierarchy, Identity, PathClaim, RUNTIMES, RuntimeEvent, Version,
 };
 use crate::events::{
     ContainerRef, Evidence, ExitReason, FIRST_UNRECORDED_ID, Kill, KillOwner, LedgerEvent, Victim,
@@ -140,6 +141,7 @@ pub fn read(
         boot_id: config.host_paths.boot_id().unwrap_or_default().into(),
         host_pids: config.host_paths.in_initial_pid_namespace(),
         limits: limits.collect(),
+        cgroups: running_cgroups(config, &events),
         log_since: coverage.log_since(),
         ends,
     };
@@ -153,6 +155,22 @@ pub fn read(
     }
     host.events.sort_by(|one, other| one.at().total_cmp(&other.at()));
     host
+}
+
+/// Returns the cgroups of the containers that run, by their first processes.
+fn running_cgroups(config: &Config, events: &[RuntimeEvent]) -> HashMap<ContainerId, PathBuf> {
+    let first_process = |event: &RuntimeEvent| match event.what {
+        EventKind::Running { pid: Some(pid) } => Some((event.id.clone(), pid)),
+        _ => None,
+    };
+    let processes: Vec<_> = events.iter().filter_map(first_process).collect();
+    if processes.is_empty() {
+        return HashMap::new();
+    }
+    let hierarchy = Hierarchy::detect(&config.host_paths).ok();
+    let probe = VictimProbe::new(&config.host_paths, hierarchy.as_ref());
+    let cgroup = |(id, pid): (ContainerId, u32)| Some((id.clone(), probe.container_cgroup(&id, pid)?));
+    processes.into_iter().filter_map(cgroup).collect()
 }
 
 /// Returns the name of a container of the ledger, as a runtime event.
@@ -228,7 +246,11 @@ fn read_log(config: &Config, now: Timestamp) -> ReadLog {
 /// Returns kills that only the counters of running containers show: their records are overwritten.
 fn counted_kills(config: &Config, now: Timestamp, host: &HostHistory, known: &[LedgerEvent]) -> Vec<Kill> {
     let Ok(hierarchy) = Hierarchy::detect(&config.host_paths) else { return vec![] };
-    let (readings, _) = CgroupCounters::new(CgroupTree::new(&hierarchy)).sweep(now, |_, _| false);
+    let claim = |id: &ContainerId, _: &Path| {
+        let known = host.containers.iter().find(|container| container.id == *id);
+        PathClaim::Possible { user: known.map(|container| container.named.user) }
+    };
+    let (readings, _) = CgroupCounters::new(CgroupTree::new(&hierarchy)).sweep(now, claim);
     let boot_id: Arc<str> = config.host_paths.boot_id().unwrap_or_default().into();
     let mut kills = Vec::new();
     let log_since = host.coverage.log_since().unwrap_or(now.unix_seconds());
@@ -301,13 +323,14 @@ pub fn subject_of(container: &ExistingContainer) -> ContainerRef {
     }
 }
 
-/// Returns what a running container uses of which limit; `None` if its cgroup cannot be read.
-pub fn current_usage(config: &Config, now: Timestamp, id: &ContainerId) -> Option<CurrentUsage> {
+/// Returns what a running container uses of which limit; `None` if its cgroup cannot be read. `user`: the user whose engine or run it
+/// is.
+pub fn current_usage(config: &Config, now: Timestamp, id: &ContainerId, user: u32) -> Option<CurrentUsage> {
     let hierarchy = Hierarchy::detect(&config.host_paths).ok()?;
     let mut tree = CgroupTree::new(&hierarchy);
     let _ = tree.refresh(now); // a part that cannot be walked leaves the others
-    let found =
-        tree.candidates().iter().find(|candidate| candidate.id == *id && candidate.inside.is_none())?;
+    let is_its = |candidate: &&ContainerCgroup| candidate.id == *id && candidate.is_proven(Some(user));
+    let found = tree.candidates().iter().find(is_its)?;
     let dir = Dir::open(&hierarchy.root.join(&found.path)).ok()?;
     let (usage, limit) = match hierarchy.version {
         Version::V1 => ("memory.usage_in_bytes", "memory.limit_in_bytes"),

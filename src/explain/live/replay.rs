@@ -5,6 +5,7 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{SAME_EXIT, event_id};
@@ -40,6 +41,8 @@ pub struct Replay {
     pub host_pids: bool,
     /// Limits of the containers that still exist, by id.
     pub limits: HashMap<String, u64>,
+    /// Cgroups of the containers that run, from the root of the tree.
+    pub cgroups: HashMap<ContainerId, PathBuf>,
     /// Unix times of the last ends of the containers that still exist, as their runtime records them, by id.
     pub ends: HashMap<String, f64>,
     /// Unix time from which on the kernel log has every kill; `None` if it was not read.
@@ -155,15 +158,16 @@ enum Item {
 }
 
 /// The state machine while it is replayed.
-struct ReplayState {
+struct ReplayState<'a> {
     reconciler: Reconciler,
+    cgroups: &'a HashMap<ContainerId, PathBuf>,
     /// Time of the last step.
     at: f64,
     now: Timestamp,
     found: BTreeMap<u64, LedgerEvent>,
 }
 
-impl ReplayState {
+impl ReplayState<'_> {
     fn settle(&mut self) {
         let (changes, _) = self.reconciler.settle(self.now.moved_to(self.at));
         let events = changes.events.into_iter();
@@ -183,7 +187,13 @@ impl ReplayState {
     fn apply(&mut self, item: Item) {
         let now = self.now.moved_to(self.at);
         match item {
-            Item::Runtime(event) => self.reconciler.apply_runtime_events(now, &[event]),
+            Item::Runtime(event) => {
+                let (id, cgroup) = (event.id.clone(), self.cgroups.get(&event.id));
+                self.reconciler.apply_runtime_events(now, &[event]);
+                if let Some(cgroup) = cgroup {
+                    self.reconciler.set_cgroup(&id, cgroup);
+                }
+            }
             Item::Line(line) => {
                 let position = line.position;
                 self.reconciler.apply_log(now, Some(&[*line]), position);
@@ -215,7 +225,8 @@ impl Replay {
         };
         let start = now.moved_to(began);
         let reconciler = Reconciler::new(config, &LedgerState::default(), start, 0);
-        let mut run = ReplayState { reconciler, at: began, now, found: BTreeMap::new() };
+        let mut run =
+            ReplayState { reconciler, cgroups: &self.cgroups, at: began, now, found: BTreeMap::new() };
         run.reconciler.apply_log(start, self.log_since.map(|_| [].as_slice()), LogPosition::default());
         let mut is_before_boot = began < booted_at;
         for (at, item) in items {

@@ -95,6 +95,7 @@ impl Past {
             boot_id: "boot".into(),
             host_pids: true,
             limits: [(ID.to_owned(), 64 << 20)].into(),
+            cgroups: HashMap::new(),
             log_since: Some(self.now.unix_seconds() - log_since),
             ends: self.ends.clone(),
         };

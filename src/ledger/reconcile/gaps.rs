@@ -84,7 +84,7 @@ impl Reconciler {
     /// oldest.
     fn gap_of(&self, record: &PendingKill) -> Option<GapPlace> {
         let owner = self.find_owner(record).map(|(owner, _)| owner);
-        let is_host = owner == Some(PathOwner::Host);
+        let is_host = matches!(owner, Some(PathOwner::Host | PathOwner::Unproven));
         let owner = match owner {
             Some(PathOwner::Container(id)) => Some(id),
             _ => None,

@@ -34,9 +34,9 @@ use std::time::Duration;
 
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
-use crate::discover::{ContainerId, EventKind, RuntimeEvent};
+use crate::discover::{CgroupMaker, ContainerId, EventKind, PathClaim, RuntimeEvent};
 use crate::events::{GpuError, Kill, KillOwner, LedgerEvent};
-use crate::ledger::container_state::{ContainerState, RunTransition};
+use crate::ledger::container_state::RunTransition;
 use crate::ledger::container_table::ContainerTable;
 use crate::ledger::exchange::CycleReport;
 use crate::ledger::interval::{Interval, LOG_DELAY, LogClock, Written};
@@ -122,6 +122,15 @@ pub struct ProcInfo {
     pub report_cgroups: BTreeMap<u32, String>,
     /// Size of the host's swap.
     pub host_swap_bytes: Option<u64>,
+    /// Who can have made the containers' cgroups in these paths and in those of the record.
+    pub makers: BTreeMap<String, CgroupMaker>,
+}
+
+impl ProcInfo {
+    /// Returns who can have made the container's cgroup in a path.
+    pub fn maker(&self, path: &str) -> CgroupMaker {
+        self.makers.get(path).copied().unwrap_or_else(|| CgroupMaker::by_names(path))
+    }
 }
 
 /// The state machine.
@@ -408,6 +417,7 @@ impl Reconciler {
                     let mut newest = self.pending.iter_mut().rev();
                     if let Some(pending) = newest.find(|pending| pending.kill.pid == Some(*pid)) {
                         pending.hints.group = Some(path.clone());
+                        pending.hints.proc_info.makers.extend(observed.proc_info.makers.clone());
                         pending.kill.group = path.as_str().into();
                     }
                 }
@@ -490,13 +500,21 @@ impl Reconciler {
         self.counters.attribute(id, cgroup, kills, happened);
     }
 
-    /// Returns true if a runtime reported this container, and its cgroup has this path or can have it: one inside another container.
-    pub fn is_container_at(&self, id: &ContainerId, path: &Path) -> bool {
-        let is_at = |state: &ContainerState| match &state.cgroup {
-            Some(cgroup) => cgroup == path,
-            None => state.is_running(),
-        };
-        self.containers.get(id).is_some_and(|state| state.named && is_at(state))
+    /// Sets the cgroup of a container that no cycle has listed, if a runtime reported the container.
+    pub fn set_cgroup(&mut self, id: &ContainerId, cgroup: &Path) {
+        if self.containers.get(id).is_some_and(|state| state.cgroup.is_none()) {
+            self.containers.modify(id).cgroup = Some(cgroup.to_path_buf());
+        }
+    }
+
+    /// Returns what is known of a container and a cgroup with its id in its name.
+    pub fn claim_at(&self, id: &ContainerId, path: &Path) -> PathClaim {
+        let Some(state) = self.containers.get(id) else { return PathClaim::Possible { user: None } };
+        match &state.cgroup {
+            Some(cgroup) if cgroup == path => PathClaim::Own,
+            Some(_) => PathClaim::Possible { user: None },
+            None => PathClaim::Possible { user: (state.named && state.is_running()).then_some(state.user) },
+        }
     }
 
     /// Applies a read of the cgroups' counters, which began after `now` and ended at `read_at`. Must come before

@@ -17,7 +17,7 @@ use super::{ProcInfo, Reconciler};
 use crate::attribute::Role;
 use crate::clock::{ClockStep, Timestamp};
 use crate::discover::{ContainerId, PathOwner, owner_of_paths};
-use crate::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
+use crate::events::{ContainerRef, Evidence, Identity, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::run::Run;
@@ -33,6 +33,10 @@ pub const RUNTIME_EVENT_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_MISSED_DELAY: f64 = 5.0;
 /// Within this many seconds only one kill of a container is stored with its prior usage.
 const PRIOR_USAGE_INTERVAL: f64 = 60.0;
+
+/// Why a kill in a cgroup with a container's id in its name is not the container's.
+const UNPROVEN: &str = "the cgroup has the id of a container in its name, but a user can have made it there, and no runtime says that it is the \
+                        container's";
 
 /// Evidence for the attribution of a kill.
 #[derive(Clone, Debug, Default)]
@@ -69,6 +73,8 @@ pub struct PendingKill {
     pub missed: Option<(Timestamp, f64)>,
     /// What the store has of it beside its event.
     pub stored: Option<PersistedKill>,
+    /// A container's id is in the name of its cgroup, and no runtime has said yet that this is the container's.
+    pub is_unproven: bool,
 }
 
 /// The part of a pending kill that is stored beside its event: an unnamed owner, and the limit.
@@ -100,6 +106,7 @@ impl PendingKill {
             seen: None,
             missed: None,
             stored: None,
+            is_unproven: false,
         }
     }
 
@@ -181,7 +188,12 @@ impl Reconciler {
             if self.pending[at].is_ownerless()
                 && let Some((owner, method)) = self.find_owner(&self.pending[at])
             {
-                self.assign_owner(at, owner, method);
+                // its runtime may be about to report the container
+                let is_final = now.since(self.pending[at].noticed) >= RUNTIME_EVENT_TIMEOUT;
+                self.pending[at].is_unproven = owner == PathOwner::Unproven && !is_final;
+                if !self.pending[at].is_unproven {
+                    self.assign_owner(at, owner, method);
+                }
             }
         }
         self.match_counters(now);
@@ -241,11 +253,10 @@ impl Reconciler {
     }
 
     pub(super) fn find_owner(&self, pending: &PendingKill) -> Option<(PathOwner, &'static str)> {
-        let is_own_path = |id: &ContainerId, path: &str| {
-            self.containers.get(id).is_some_and(|state| state.contains_path(path))
-        };
-        let of = |paths: &[&str]| owner_of_paths(paths.iter().copied(), is_own_path);
         let hints = &pending.hints;
+        let claim = |id: &ContainerId, path: &str| self.containers.claim(id, path);
+        let of =
+            |paths: &[&str]| owner_of_paths(paths.iter().copied(), claim, |path| hints.proc_info.maker(path));
         if let Some(context) = &hints.context {
             let paths: Vec<&str> = context.task_cgroups.iter().map(String::as_str).collect();
             let owner = of(&paths);
@@ -268,13 +279,14 @@ impl Reconciler {
         match of(&[hints.group.as_deref()?]) {
             owner @ PathOwner::Container(_) => Some((owner, "kmsg")),
             // a slice that is killed as a group can contain containers
-            PathOwner::Host | PathOwner::Unknown => None,
+            PathOwner::Host | PathOwner::Unproven | PathOwner::Unknown => None,
         }
     }
 
     /// Returns the run without a cgroup whose command was killed, where the cgroup is one of the host.
     fn run_on_host(&self, pending: &PendingKill, owner: &PathOwner) -> Option<(PathOwner, &'static str)> {
-        let pid = pending.kill.pid.filter(|_| self.config.host_pids && *owner == PathOwner::Host)?;
+        let is_on_host = matches!(owner, PathOwner::Host | PathOwner::Unproven);
+        let pid = pending.kill.pid.filter(|_| self.config.host_pids && is_on_host)?;
         let id = self.containers.find_run_by_pid(pid, &pending.happened)?;
         Some((PathOwner::Container(id), "processes"))
     }
@@ -313,6 +325,10 @@ impl Reconciler {
                 self.explain_count(&id, kills, &happened);
             }
             PathOwner::Host => pending.kill.owner = KillOwner::Host,
+            PathOwner::Unproven => {
+                pending.kill.owner = KillOwner::Host;
+                pending.kill.evidence.push(Evidence::new(method, UNPROVEN));
+            }
             PathOwner::Unknown => {}
         }
     }
@@ -327,7 +343,8 @@ impl Reconciler {
 
     /// Returns the indexes of pending kills without an owner.
     pub(super) fn ownerless(&self) -> Vec<usize> {
-        (0..self.pending.len()).filter(|at| self.pending[*at].is_ownerless()).collect()
+        let is_ownerless = |pending: &PendingKill| pending.is_ownerless() && !pending.is_unproven;
+        (0..self.pending.len()).filter(|at| is_ownerless(&self.pending[*at])).collect()
     }
 
     /// Chooses the run of a kill whose container is known, and sets its labels, limit and prior usage from that run.

@@ -65,12 +65,13 @@ fn label_process(row: &mut ReportProcess, is_host: bool, line: &ObservedRecord, 
     if !is_host {
         return;
     }
-    let is_own_path =
-        |id: &ContainerId, path: &str| containers.get(id).is_some_and(|state| state.contains_path(path));
-    let by_cgroup = || match owner_of_paths([line.proc_info.report_cgroups.get(&pid)?.as_str()], is_own_path)
-    {
-        PathOwner::Container(id) => Some(id),
-        _ => None,
+    let by_cgroup = || {
+        let path = line.proc_info.report_cgroups.get(&pid)?.as_str();
+        let claim = |id: &ContainerId, path: &str| containers.claim(id, path);
+        match owner_of_paths([path], claim, |path| line.proc_info.maker(path)) {
+            PathOwner::Container(id) => Some(id),
+            _ => None,
+        }
     };
     if let Some(id) = sampled.or_else(by_cgroup) {
         let named = containers.get(&id).map(|state| state.identity.name.to_string());

@@ -245,7 +245,8 @@ impl<'a> Simulation<'a> {
             self.last_sweep = Some(at);
             let is_known = |container: usize| {
                 let cgroup = world.cgroup(container);
-                self.reconciler.is_container_at(&World::id(container), Path::new(&cgroup))
+                let claim = self.reconciler.claim_at(&World::id(container), Path::new(&cgroup));
+                matches!(claim, PathClaim::Own | PathClaim::Possible { user: Some(_) })
             };
             let readings = world.readings(at, first, is_known);
             self.reconciler.apply_cgroup_counters(now, now, &readings, world.sources.hierarchical);

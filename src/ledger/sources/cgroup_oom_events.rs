@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::clock::Timestamp;
-use crate::discover::cgroup_tree::{CgroupTree, ContainerCgroup};
-use crate::discover::{ContainerId, Version};
+use crate::discover::cgroup_tree::{CgroupTree, ContainerCgroup, outermost};
+use crate::discover::{ContainerId, PathClaim, Version};
 use crate::host::{Dir, FileWatch, KernelFile, ReadError, WatchQueue};
 use crate::parse::{lines, number};
 
@@ -114,8 +114,8 @@ impl CgroupCounters {
         self.watch.as_ref().is_some_and(WatchQueue::take_notifications)
     }
 
-    /// Reads the counters of all existing containers; of those in another container the ones for which `is_container` returns true:
-    /// a container may create cgroups below its own with the id of another container. If a counter exists but cannot be read, its
+    /// Reads the counters of all existing containers. `claim`: returns what the runtimes say of a cgroup with a container's id in its
+    /// name, which anyone may create who may create cgroups there. If a counter exists but cannot be read, its
     /// last value is returned: without it, the old kills would look new in the next sweep.
     ///
     /// # Errors
@@ -124,13 +124,13 @@ impl CgroupCounters {
     pub fn sweep(
         &mut self,
         now: Timestamp,
-        is_container: impl Fn(&ContainerId, &Path) -> bool,
+        claim: impl Fn(&ContainerId, &Path) -> PathClaim,
     ) -> (Vec<CounterReading>, Result<(), ReadError>) {
         let (has_changed, mut outcome) = self.tree.refresh(now);
-        // which of the nested ones are containers can change without the tree
-        let has_nested = self.tree.candidates().iter().any(|candidate| candidate.inside.is_some());
-        if has_changed || has_nested || std::mem::take(&mut self.is_incomplete) {
-            outcome = outcome.and(self.open_wanted(is_container));
+        // which of those are containers can change without the tree
+        let has_unproven = self.tree.candidates().iter().any(|candidate| !candidate.is_proven(None));
+        if has_changed || has_unproven || std::mem::take(&mut self.is_incomplete) {
+            outcome = outcome.and(self.open_wanted(claim));
         }
         let mut readings = Vec::with_capacity(self.open.len());
         let mut open = std::mem::take(&mut self.open);
@@ -151,9 +151,9 @@ impl CgroupCounters {
     }
 
     /// Opens the counters of all existing containers, and closes all others.
-    fn open_wanted(&mut self, is_container: impl Fn(&ContainerId, &Path) -> bool) -> Result<(), ReadError> {
+    fn open_wanted(&mut self, claim: impl Fn(&ContainerId, &Path) -> PathClaim) -> Result<(), ReadError> {
         let mut outcome = Ok(());
-        let wanted = self.wanted(is_container);
+        let wanted = self.wanted(claim);
         let mut before: HashMap<PathBuf, OpenCounter> = std::mem::take(&mut self.open).into_iter().collect();
         for (id, path, inode) in wanted {
             let known = before
@@ -176,16 +176,34 @@ impl CgroupCounters {
     /// Returns the cgroups to read, with the container of each and its inode if it is known.
     fn wanted(
         &self,
-        is_container: impl Fn(&ContainerId, &Path) -> bool,
+        claim: impl Fn(&ContainerId, &Path) -> PathClaim,
     ) -> Vec<(ContainerId, PathBuf, Option<u64>)> {
-        let (outer, nested): (Vec<_>, Vec<_>) =
-            self.tree.candidates().iter().partition(|candidate| candidate.inside.is_none());
+        let candidates = self.tree.candidates();
+        let claim = |candidate: &ContainerCgroup| claim(&candidate.id, &candidate.path);
+        let user = |candidate: &ContainerCgroup| match claim(candidate) {
+            PathClaim::Possible { user } => user,
+            PathClaim::Own | PathClaim::Elsewhere => None,
+        };
+        let is_container = |candidate: &ContainerCgroup| {
+            claim(candidate) == PathClaim::Own || candidate.is_proven(user(candidate))
+        };
+        let is_inner = |at: usize| {
+            let (candidate, outer) = (&candidates[at], outermost(candidates, at));
+            candidate.inside.is_some() && user(candidate).is_some() && is_container(outer)
+        };
+        // of several with one id: the one that its runtime names, then one outside of containers
+        let own = (0..candidates.len()).filter(|at| claim(&candidates[*at]) == PathClaim::Own);
+        let outer = (0..candidates.len()).filter(|at| is_container(&candidates[*at]));
+        let inner = (0..candidates.len()).filter(|at| is_inner(*at));
         let mut ids = HashSet::new();
-        let mut selected: Vec<&ContainerCgroup> =
-            outer.into_iter().filter(|candidate| ids.insert(&candidate.id)).collect();
-        let nested = nested.into_iter().filter(|candidate| is_container(&candidate.id, &candidate.path));
-        let nested: Vec<_> = nested.filter(|candidate| ids.insert(&candidate.id)).collect();
-        selected.extend(&nested);
+        let selected: Vec<&ContainerCgroup> = own
+            .chain(outer)
+            .chain(inner)
+            .map(|at| &candidates[at])
+            .filter(|candidate| ids.insert(&candidate.id))
+            .collect();
+        let nested: Vec<&ContainerCgroup> =
+            selected.iter().copied().filter(|candidate| candidate.inside.is_some()).collect();
         let mut wanted = Vec::with_capacity(selected.len());
         for candidate in selected {
             let id = || candidate.id.clone();
@@ -246,6 +264,8 @@ mod tests {
     use super::*;
     use crate::discover::Hierarchy;
 
+    const UNKNOWN: PathClaim = PathClaim::Possible { user: None };
+
     #[test]
     fn unreadable_counter_keeps_its_last_value() {
         let folder = tempfile::tempdir().unwrap();
@@ -257,7 +277,7 @@ mod tests {
         let mut seen = vec![];
         for text in ["oom_kill 3\n", "oom_kil", "oom_kill 4\n"] {
             std::fs::write(&events, text).unwrap();
-            let (readings, read) = counters.sweep(Timestamp::now(), |_, _| false);
+            let (readings, read) = counters.sweep(Timestamp::now(), |_, _| UNKNOWN);
             seen.extend(readings.iter().map(|reading| (reading.kills, reading.fresh, read.is_ok())));
         }
         assert_eq!(seen, [(3, false, true), (3, false, false), (4, false, true)]);
@@ -279,11 +299,11 @@ mod tests {
             std::fs::create_dir_all(&container).unwrap();
             std::fs::write(container.join("memory.events"), "oom_kill 0\n").unwrap();
             now = now.plus(std::time::Duration::from_secs(60));
-            assert_eq!(counters.sweep(now, |_, _| false).0.len(), 1);
+            assert_eq!(counters.sweep(now, |_, _| UNKNOWN).0.len(), 1);
             assert_eq!(counters.watch.as_ref().unwrap().watches(), 1);
             std::fs::rename(container, gone.join(id)).unwrap();
         }
-        assert!(counters.sweep(now.plus(std::time::Duration::from_secs(60)), |_, _| false).0.is_empty());
+        assert!(counters.sweep(now.plus(std::time::Duration::from_secs(60)), |_, _| UNKNOWN).0.is_empty());
         assert_eq!(counters.watch.as_ref().unwrap().watches(), 0);
     }
 
@@ -312,8 +332,9 @@ mod tests {
                 version,
                 root: folder.path().to_path_buf(),
             }));
-            let is_container = |id: &ContainerId, _: &Path| id.as_str() == inner;
-            let (readings, outcome) = counters.sweep(Timestamp::now(), is_container);
+            let is_inner = |id: &ContainerId| (id.as_str() == inner).then_some(0);
+            let claim = |id: &ContainerId, _: &Path| PathClaim::Possible { user: is_inner(id) };
+            let (readings, outcome) = counters.sweep(Timestamp::now(), claim);
             assert!(outcome.is_ok());
             let kills = |id: &str| -> u64 {
                 readings.iter().filter(|reading| reading.id.as_str() == id).map(|reading| reading.kills).sum()
@@ -321,6 +342,35 @@ mod tests {
             // v1 counts each cgroup for itself, the forged one as a part of the outer
             let expected = if version == Version::V1 { (4 + 1 + 1, 2 + 1, 0) } else { (4, 2, 0) };
             assert_eq!((kills(&outer), kills(&inner), kills(&forged)), expected, "{version:?}");
+        }
+    }
+
+    #[test]
+    fn counter_of_a_cgroup_that_a_user_can_make_is_no_containers() {
+        let folder = tempfile::tempdir().unwrap();
+        let [own, of_user] = ['a', 'b'].map(|letter| letter.to_string().repeat(64));
+        let user = "user.slice/user-7.slice/user@7.service";
+        for (path, kills) in [
+            // it sorts before the container's own
+            (format!("a/slurm_vm/uid_7/job_1/step_0/task_0/{own}"), 4),
+            (format!("docker/{own}"), 1),
+            (format!("{user}/docker-{of_user}.scope"), 2),
+        ] {
+            std::fs::create_dir_all(folder.path().join(&path)).unwrap();
+            std::fs::write(
+                folder.path().join(path).join("memory.oom_control"),
+                format!("oom_kill {kills}\n"),
+            )
+            .unwrap();
+        }
+        let hierarchy = Hierarchy { version: Version::V1, root: folder.path().to_path_buf() };
+        let mut counters = CgroupCounters::new(CgroupTree::new(&hierarchy));
+        for (user, expected) in [(None, vec![1]), (Some(8), vec![1]), (Some(7), vec![1, 2])] {
+            let claim = |id: &ContainerId, _: &Path| PathClaim::Possible {
+                user: user.filter(|_| id.as_str() == of_user),
+            };
+            let readings = counters.sweep(Timestamp::now(), claim).0;
+            assert_eq!(readings.iter().map(|reading| reading.kills).collect::<Vec<_>>(), expected);
         }
     }
 

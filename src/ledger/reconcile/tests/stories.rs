@@ -30,6 +30,52 @@ fn kernel_path_precedes_proc_and_runtime_pid() {
     assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "processes"));
 }
 
+/// The id of a container in a path with this beginning and end.
+fn named(before: &str, letter: char, after: &str) -> String {
+    format!("/{before}{}{after}", id(letter).as_str())
+}
+
+#[test]
+fn kill_in_a_cgroup_that_any_user_can_name_is_the_hosts() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    for (number, path) in [
+        named("slurm_vm/uid_7/job_1/step_0/task_0/", 'a', ""),
+        named("slurm/uid_7/job_1/step_0/task_0/docker/", 'a', "/below"),
+        named("system.slice/slurmstepd.scope/job_1/docker-", 'a', ".scope"),
+        named("user.slice/user-7.slice/user@7.service/app.slice/docker-", 'a', ".scope"),
+        // of a container that no runtime knows
+        named("user.slice/user-7.slice/user@7.service/app.slice/libpod-", 'e', ".scope"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let at = 20.0 * (number + 1) as f64;
+        story.kill(at, 1 + number as u32, Some(&path), ProcInfo::default());
+        // another container's counter must not explain it
+        story.counters(at, &[('a', number as u64 + 1)]);
+        for after in [0.0, 2.0, 4.0, 12.0] {
+            story.settle(at + after);
+        }
+        assert_eq!(story.last_kill().owner, KillOwner::Host, "{path}");
+    }
+    assert_eq!(story.store.total(Total::HostProcessAtLimit), 5);
+}
+
+#[test]
+fn kill_in_the_cgroup_of_a_users_engine_is_the_containers_once_it_is_reported() {
+    let mut story = Story::new();
+    let path = named("user.slice/user-7.slice/user@7.service/app.slice/docker-", 'a', ".scope");
+    story.kill(1.0, 1, Some(&path), ProcInfo::default());
+    story.settle(1.0);
+    assert_eq!(story.last_kill().owner, KillOwner::Pending);
+    let reported = story.runtime_event('a', 0.9, EventKind::Started);
+    let details = reported.named.clone().map(|named| ContainerDetails { user: 7, ..named });
+    story.named_event('a', 0.9, 1.2, details, EventKind::Started);
+    story.settle(1.2);
+    assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "kmsg"));
+}
+
 #[test]
 fn line_that_matches_two_containers_is_attributed_to_neither() {
     let mut story = Story::new();
