@@ -8,6 +8,7 @@ mod daemon;
 mod dashboards;
 mod deploy;
 mod docker;
+mod engine_sockets;
 mod events;
 mod facts;
 mod filters;

@@ -31,11 +31,13 @@ pub fn command_with_all_rights(config: &Config, question: &[&str]) -> String {
     words.fold("sudo".to_owned(), |command, word| format!("{command} {}", quoted(&word)))
 }
 
-/// Returns the section that describes how far an answer reaches, and what gives the rest. `missing`: why there is no ledger.
-pub fn section(coverage: &Coverage, missing: Option<&str>, command: &str) -> String {
+/// Returns the section that describes how far an answer reaches, and what gives the rest. `missing`: why there is no ledger. `said`:
+/// sentences that the answer begins with.
+pub fn section(coverage: &Coverage, missing: Option<&str>, command: &str, said: &[String]) -> String {
     let mut text = "\nHow far this reaches\n".to_owned();
     let missing = missing.map(|missing| CoverageHint { text: missing.to_owned(), command: None });
-    for CoverageHint { text: sentence, command } in coverage.hints(command).into_iter().chain(missing) {
+    let hints = coverage.hints(command).into_iter().filter(|hint| !said.contains(&hint.text));
+    for CoverageHint { text: sentence, command } in hints.chain(missing) {
         wrapped(&mut text, "  - ", &sentence);
         if let Some(command) = command {
             let _ = writeln!(text, "      {command}"); // in one line, so that it can be copied

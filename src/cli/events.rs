@@ -88,7 +88,7 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let filter = query.container.as_ref().map(|container| format!("--container={container}"));
         let question: Vec<&str> = std::iter::once("events").chain(filter.as_deref()).collect();
         let command = coverage::command_with_all_rights(&config, &question);
-        eprint!("{}", coverage::section(&host.coverage, missing.as_deref(), &command));
+        eprint!("{}", coverage::section(&host.coverage, missing.as_deref(), &command, &[]));
     }
     Ok(if matches!(ledger, LedgerSource::Unreadable) {
         ExitCode::from(super::UNANSWERED)

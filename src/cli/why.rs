@@ -256,14 +256,14 @@ impl Answer<'_> {
         let is_from_host = self.host.events.iter().any(|event| Some(event.at()) == verdict.at);
         let is_open = verdict.at.is_none() && verdict.cause != Cause::NeverStarted;
         if is_open || is_from_host || self.is_partial || !unknown.is_empty() {
-            text.push_str(&self.coverage());
+            text.push_str(&self.coverage(&[]));
         }
         super::print(&text)?;
         Ok(())
     }
 
-    fn coverage(&self) -> String {
-        coverage::section(&self.host.coverage, self.missing.as_deref(), &self.command)
+    fn coverage(&self, said: &[String]) -> String {
+        coverage::section(&self.host.coverage, self.missing.as_deref(), &self.command, said)
     }
 
     fn kills_of_unknown_containers(&self) -> Vec<&Kill> {
@@ -299,9 +299,14 @@ impl Answer<'_> {
             return Ok(super::print(&answer.to_json()?)?);
         }
         let mut text = String::new();
+        // most likely the reason: without the runtime nothing is known of its containers
+        let missing_runtimes = self.host.coverage.missing_runtimes();
+        for missing in &missing_runtimes {
+            wrapped(&mut text, "", missing);
+        }
         wrapped(&mut text, "", known);
         self.add_kills_of_unknown_containers(&mut text, &unknown);
-        text.push_str(&self.coverage());
+        text.push_str(&self.coverage(&missing_runtimes));
         super::print(&text)?;
         Ok(())
     }

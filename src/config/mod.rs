@@ -3,6 +3,7 @@
 //! A flag overrides the environment, the environment overrides the file, the file overrides the default. Every error names
 //! the origin of the value and what is allowed.
 
+mod caller_sockets;
 mod declare;
 mod file;
 mod filter;
@@ -102,7 +103,9 @@ impl Config {
     /// # Errors
     /// The first invalid setting.
     pub fn load(matches: &ArgMatches) -> Result<Self, ConfigError> {
-        Self::read(&values(matches, &variable, default_file())?)
+        let mut values = values(matches, &variable, default_file())?;
+        add_caller_sockets(&mut values);
+        Self::read(&values)
     }
 
     /// The same for a command that serves nothing: without the right to read the default settings file it warns, and goes on without.
@@ -121,7 +124,13 @@ impl Config {
             }
             !is_denied
         });
-        Self::read(&values(matches, &variable, default)?)
+        let mut values = values(matches, &variable, default)?;
+        add_caller_sockets(&mut values);
+        // a command without this flag reads no engine
+        if matches.try_contains_id("docker.socket").is_ok() {
+            values.notices.iter().for_each(|notice| eprintln!("memledger: {notice}"));
+        }
+        Self::read(&values)
     }
 
     /// Reads the settings without a default settings file.
@@ -144,7 +153,8 @@ impl Config {
     /// # Errors
     /// The first invalid setting.
     pub fn effective_values(matches: &ArgMatches) -> Result<(Vec<EffectiveValue>, Vec<String>), ConfigError> {
-        let values = values(matches, &variable, default_file())?;
+        let mut values = values(matches, &variable, default_file())?;
+        add_caller_sockets(&mut values);
         let ignored = Self::read(&values)?.otlp_ignored;
         let mut all: Vec<_> =
             SETTINGS.iter().map(|setting| effective(setting.key, values.of(setting.key), None)).collect();
@@ -163,6 +173,13 @@ impl Config {
 /// Reads an environment variable; one that is not UTF-8 keeps what can be shown, and is then rejected as a value.
 fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|text| text.to_string_lossy().into_owned())
+}
+
+/// Adds the engines of the user who starts this process.
+fn add_caller_sockets(values: &mut Values<'_>) {
+    let (uid, users) = (rustix::process::geteuid().as_raw(), Path::new("/run/user"));
+    values.notices =
+        caller_sockets::add(values, &caller_sockets::Caller { uid, users, environment: &variable });
 }
 
 /// Returns the settings file that is read if none is named; `None` if it does not exist.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,6 +62,8 @@ settings! {
         cri: CriSettings = group::<CriSettings>();
         /// Sockets of container runtimes.
         endpoints: Vec<RuntimeEndpoint> = group::<RuntimeSockets>();
+        /// Sentences about engines of the caller that are not read.
+        engine_notices: Vec<String> = super::caller_sockets::EngineNotices;
         /// Which containers and which of their settings are exported.
         filter: Filter = group::<Filter>();
         /// How long info and peaks of a container are exported after its end.
@@ -148,9 +150,10 @@ settings! {
     struct RuntimeSockets {
         /// Docker's socket; several for several engines. `*` stands for any part of a name, as in /run/user/*/docker.sock for
         /// the engines of users, which are then trusted: see SECURITY.md. At most 64 sockets that match are used. The
-        /// service needs CAP_DAC_OVERRIDE for sockets of users. Empty: off.
+        /// service needs CAP_DAC_OVERRIDE for sockets of users. Where nothing sets it, also the socket in DOCKER_HOST (unix:// alone) and the
+        /// caller's own docker.sock in XDG_RUNTIME_DIR; as root not those of other users. Empty: off.
         docker: Vec<PathBuf> = path("docker.socket", &["/var/run/docker.sock"]);
-        /// Podman's socket; several and `*` as for Docker, such as /run/user/*/podman/podman.sock. Empty: off. A service that systemd starts for the socket keeps running while memledger is connected.
+        /// Podman's socket; several and `*` as for Docker, such as /run/user/*/podman/podman.sock, and for the caller's own podman/podman.sock. Empty: off. A service that systemd starts for the socket keeps running while memledger is connected.
         podman: Vec<PathBuf> = path("podman.socket", &["/run/podman/podman.sock"]);
     }
 
@@ -259,6 +262,14 @@ pub struct RuntimeEndpoint {
     pub runtime: &'static str,
     /// The Unix socket, or a pattern with `*`.
     pub socket: PathBuf,
+}
+
+impl RuntimeEndpoint {
+    /// Returns whether this is the socket that is used where nothing sets another one.
+    pub fn is_default(&self) -> bool {
+        let default = super::setting(&format!("{}.socket", self.runtime)).map(|setting| setting.default);
+        default.is_some_and(|default| default.iter().any(|path| self.socket == Path::new(path)))
+    }
 }
 
 /// The containers whose logs are read.

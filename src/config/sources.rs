@@ -53,6 +53,8 @@ pub struct Values<'e> {
     pub file: Option<PathBuf>,
     /// The environment, for variables that are not memledger's own.
     pub environment: Environment<'e>,
+    /// Sentences about engines that are not read.
+    pub notices: Vec<String>,
 }
 
 /// The settings that a command takes as flags. All others it takes from variables and the file alone.
@@ -245,6 +247,7 @@ impl<'e> Values<'e> {
             given: values,
             file: Some(path.to_path_buf()).filter(|path| !path.as_os_str().is_empty()),
             environment,
+            notices: vec![],
         };
         this.settle();
         Ok(this)

@@ -10,6 +10,11 @@ fn load(flags: &[&str]) -> Result<Config, String> {
     Config::load(&matches).map_err(|error| error.to_string())
 }
 
+/// Returns the parsed arguments of a command with these flags.
+pub(super) fn matches(flags: &[&str]) -> clap::ArgMatches {
+    arguments(Command::new("memledger").no_binary_name(true)).get_matches_from(flags)
+}
+
 #[test]
 fn defaults_are_valid() {
     let config = load(&[]).unwrap();

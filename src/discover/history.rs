@@ -33,6 +33,8 @@ pub struct RuntimeHistory {
     pub has_lost_events: bool,
     /// What failed, and what to do about it.
     pub error: Option<String>,
+    /// That is that there is no socket.
+    pub is_missing: bool,
 }
 
 /// A container that exists.
@@ -108,6 +110,34 @@ fn may_exist(path: &Path) -> bool {
     path.try_exists().unwrap_or(true)
 }
 
+/// Returns the engines without a socket, and whether a setting or `DOCKER_HOST` names it: a missing socket at a default path is of interest
+/// only where there is no engine at all. `found`: those with a socket.
+fn missing_sockets(config: &Config, found: &[RuntimeEndpoint]) -> Vec<(RuntimeHistory, bool)> {
+    let is_missing = |endpoint: &&RuntimeEndpoint| {
+        docker::matches(&endpoint.socket)
+            .iter()
+            .any(|socket| socket == &endpoint.socket && !may_exist(socket))
+    };
+    let describe = |endpoint: &RuntimeEndpoint, is_named: bool| {
+        let (runtime, socket) = (endpoint.runtime, endpoint.socket.display());
+        let fix = match is_named {
+            true => format!("start its daemon, or set --{runtime}.socket to its socket"),
+            false => format!(
+                "start its daemon, or set --{runtime}.socket to the socket of another engine, as of rootless Docker"
+            ),
+        };
+        let error = Some(format!("there is no socket at {socket}: {fix}"));
+        (RuntimeHistory { runtime, error, is_missing: true, ..RuntimeHistory::default() }, is_named)
+    };
+    let (default, named): (Vec<_>, Vec<_>) =
+        config.endpoints.iter().filter(is_missing).partition(|endpoint| endpoint.is_default());
+    let named: Vec<_> = named.into_iter().map(|endpoint| describe(endpoint, true)).collect();
+    if !named.is_empty() || !found.is_empty() {
+        return named;
+    }
+    default.into_iter().take(1).map(|endpoint| describe(endpoint, false)).collect()
+}
+
 /// Reads what all configured runtimes know of the time since `since`, a Unix time, within two seconds. A runtime that has never
 /// been on this host is not in the result.
 ///
@@ -136,10 +166,14 @@ pub fn read(
             .flat_map(sockets)
             .filter(|endpoint| may_exist(&endpoint.socket))
             .collect();
+        let missing = missing_sockets(config, &endpoints);
         let engines = endpoints.iter().map(|endpoint| docker::history(endpoint, &config.filter, query));
         let (mut found, pods) = tokio::join!(
             futures_util::future::join_all(engines),
             cri::history(&config.cri, &config.filter, query)
+        );
+        found.extend(
+            missing.into_iter().filter(|(_, is_named)| *is_named || pods.is_none()).map(|(it, _)| it),
         );
         found.extend(pods);
         let spools = run::spool::all(config.run.spool.as_deref());

@@ -27,6 +27,9 @@ pub(super) fn log_settings(config: &Config, addresses: &[SocketAddr]) {
         };
         tracing::info!("no HTTP listener: --web.listen-address is empty, {outlet}");
     }
+    for notice in &config.engine_notices {
+        tracing::warn!("{notice}");
+    }
     for ignored in &config.otlp_ignored {
         tracing::warn!("{ignored}");
     }

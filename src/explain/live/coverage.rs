@@ -49,6 +49,22 @@ struct RuntimeCoverage {
     has_lost_events: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    /// It has no socket.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    is_missing: bool,
+}
+
+impl RuntimeCoverage {
+    /// Returns the sentence about what failed.
+    fn error_text(&self) -> Option<String> {
+        let (runtime, error) = (self.runtime, self.error.as_ref()?);
+        Some(format!("The containers of {runtime} are unknown: {error}."))
+    }
+
+    /// Returns whether more rights may help.
+    fn is_unreadable(&self) -> bool {
+        self.error.is_some() && !self.is_missing
+    }
 }
 
 /// How far the sources reach.
@@ -80,6 +96,7 @@ impl Coverage {
             unread: it.unread,
             has_lost_events: it.has_lost_events,
             error: it.error.clone(),
+            is_missing: it.is_missing,
         });
         Self {
             kernel_log,
@@ -120,13 +137,18 @@ impl Coverage {
         let is_unreadable = matches!(self.kernel_log, LogCoverage::Unreadable { .. });
         is_unreadable
             || self.has_lost_records()
-            || self.runtimes.iter().any(|it| it.error.is_some() || it.has_lost_events)
+            || self.runtimes.iter().any(|it| it.is_unreadable() || it.has_lost_events)
+    }
+
+    /// Returns a sentence for each runtime that could not be read: without it no container of it has a name.
+    pub fn missing_runtimes(&self) -> Vec<String> {
+        self.runtimes.iter().filter_map(RuntimeCoverage::error_text).collect()
     }
 
     /// Describes how far the sources reach, and what gives the rest. `command`: the same question with all rights.
     pub fn hints(&self, command: &str) -> Vec<CoverageHint> {
         let mut hints = vec![self.log_hint()];
-        for RuntimeCoverage { runtime, unread, has_lost_events, error } in &self.runtimes {
+        for coverage @ RuntimeCoverage { runtime, unread, has_lost_events, .. } in &self.runtimes {
             if *has_lost_events {
                 let text = format!(
                     "Events of {runtime} are missing, because one is too large or there are too many, and with them names of removed \
@@ -134,8 +156,7 @@ impl Coverage {
                 );
                 hints.push(CoverageHint { text, command: None });
             }
-            if let Some(error) = error {
-                let text = format!("The containers of {runtime} are unknown: {error}.");
+            if let Some(text) = coverage.error_text() {
                 hints.push(CoverageHint { text, command: None });
             }
             if *unread > 0 {
@@ -147,7 +168,7 @@ impl Coverage {
         }
         let is_unreadable =
             matches!(self.kernel_log, LogCoverage::Unreadable { .. }) && self.kills_of_boot != Some(0);
-        if is_unreadable || self.runtimes.iter().any(|it| it.error.is_some()) {
+        if is_unreadable || self.runtimes.iter().any(RuntimeCoverage::is_unreadable) {
             hints.push(CoverageHint {
                 text: "With all rights:".to_owned(),
                 command: Some(command.to_owned()),
@@ -256,6 +277,7 @@ mod tests {
             unread: 0,
             has_lost_events: false,
             error: Some("no permission".into()),
+            is_missing: false,
         };
         let coverage = Coverage {
             kernel_log: LogCoverage::Unreadable { reason: "refused".into() },
@@ -265,6 +287,23 @@ mod tests {
         let hints = coverage.hints("sudo memledger events");
         let commands: Vec<_> = hints.iter().filter_map(|hint| hint.command.as_deref()).collect();
         assert_eq!((hints.len(), &commands[..]), (4, &["sudo memledger events"][..]), "{hints:?}");
+    }
+
+    #[test]
+    fn missing_socket_needs_no_rights_and_makes_no_answer_partial() {
+        let missing = RuntimeCoverage {
+            runtime: "docker",
+            unread: 0,
+            has_lost_events: false,
+            error: Some("there is no socket at /d".into()),
+            is_missing: true,
+        };
+        let coverage = Coverage { kills_of_boot: Some(0), runtimes: vec![missing], ..Coverage::default() };
+        let text = "The containers of docker are unknown: there is no socket at /d.";
+        assert_eq!(coverage.missing_runtimes(), [text]);
+        assert!(!coverage.is_incomplete());
+        let hints = coverage.hints("sudo memledger events");
+        assert!(hints.iter().all(|hint| hint.command.is_none()) && hints[1].text == text, "{hints:?}");
     }
 
     #[test]
