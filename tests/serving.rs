@@ -162,7 +162,7 @@ fn invalid_settings_are_rejected_before_startup() {
     for (arguments, expected) in [
         (
             vec!["serve".to_owned(), format!("--config.file={}", file.display())],
-            "memledger.yaml:3: \"container.inclde\" is not a known setting; allowed: include, exclude",
+            "memledger.yaml:3: \"container.inclde\" is not a known setting; did you mean container.include?",
         ),
         (vec!["serve".to_owned(), "--config.file=/nonexistent.yaml".to_owned()], "No such file"),
         (

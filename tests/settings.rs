@@ -209,3 +209,109 @@ fn later_flag_replaces_an_earlier_one() {
     assert_eq!(code, Some(0));
     assert!(table.lines().any(|line| line.split_whitespace().take(2).eq(["gpu.interval", "5s"])), "{table}");
 }
+
+/// Runs memledger with another /etc, whose settings file has this text.
+fn with_default_file(text: Option<&str>, arguments: &[&str]) -> Output {
+    let etc = tempfile::tempdir().unwrap();
+    if let Some(text) = text {
+        std::fs::create_dir(etc.path().join("memledger")).unwrap();
+        std::fs::write(etc.path().join("memledger/memledger.yml"), text).unwrap();
+    }
+    let script = "mount --bind \"$1\" /etc && shift && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]).arg(etc.path()).arg(binary()).args(arguments);
+    command.output().expect("memledger runs")
+}
+
+#[test]
+fn config_check_without_a_name_reads_the_default_file() {
+    const DEFAULT: &str = "/etc/memledger/memledger.yml";
+    let of = |output: Output| {
+        let [out, errors] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.code(), out + &errors)
+    };
+    let (code, text) = of(with_default_file(Some("sample.interval: 2s\n"), &["config", "check"]));
+    assert_eq!((code, text), (Some(0), format!("{DEFAULT}: no errors\n")));
+    let (code, text) = of(with_default_file(Some("sample.intervall: 2s\n"), &["config", "check"]));
+    let says = "is not a known setting; did you mean sample.interval?";
+    assert!(code == Some(1) && text.contains(&format!("{DEFAULT}:1: ")) && text.contains(says), "{text}");
+    let (code, text) = of(with_default_file(None, &["config", "check"]));
+    assert!(code == Some(3) && text.contains("No such file") && text.contains("name a FILE"), "{text}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("other.yml");
+    std::fs::write(&file, "sample.interval: 2s\n").unwrap();
+    let path = file.to_str().unwrap();
+    for arguments in [&["config", "check", path][..], &["config", "check", "--config.file", path]] {
+        let (code, text) = of(with_default_file(Some("wrong\n"), arguments));
+        assert_eq!((code, text), (Some(0), format!("{path}: no errors\n")));
+    }
+    let by_variable = with_environment(&["config", "check"], &[("MEMLEDGER_CONFIG_FILE", path)]);
+    assert_eq!(of(by_variable), (Some(0), format!("{path}: no errors\n")));
+    assert_eq!(run(&["config", "check", "--config.file="]).0, Some(3), "there is none");
+    assert_eq!(run(&["config", "check", path, "--config.file", path]).0, Some(2));
+}
+
+#[test]
+fn mistyped_variable_is_named_wherever_settings_are_read() {
+    let mistake = [("MEMLEDGER_WEB_LISTEN_ADRESS", ":1")];
+    let says = "the environment variable MEMLEDGER_WEB_LISTEN_ADRESS is no setting and is ignored; did you mean MEMLEDGER_WEB_LISTEN_ADDRESS?";
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("memledger.yml");
+    std::fs::write(&file, "sample.interval: 2s\n").unwrap();
+    let check = ["config", "check", file.to_str().unwrap()];
+    let nothing = ["serve", "--web.listen-address="]; // it ends at once
+    for (arguments, code) in [
+        (&check[..], 1),
+        (&["config", "show"], 0),
+        (&nothing, 2),
+        (&["events", "--state.path=", "--local.socket=/nonexistent", "--limit=1"], 0),
+    ] {
+        let output = with_environment(arguments, &mistake);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+        assert_eq!(text.matches(says).count(), 1, "{arguments:?}: {text}");
+    }
+    let output = with_environment(&nothing, &mistake);
+    let log = String::from_utf8_lossy(&output.stderr);
+    let first = log.lines().next().unwrap_or_default();
+    assert!(first.contains("level=warn") && first.contains(says), "the first line of the log: {log}");
+
+    // those of a Service named memledger and of other parts of memledger are no mistakes
+    let others = [
+        ("MEMLEDGER_SERVICE_HOST", "10.0.0.1"),
+        ("MEMLEDGER_SERVICE_PORT_METRICS", "10853"),
+        ("MEMLEDGER_PORT", "tcp://10.0.0.1:10853"),
+        ("MEMLEDGER_PORT_10853_TCP", "tcp://10.0.0.1:10853"),
+        ("MEMLEDGER_DEBUG", "1"),
+        ("MEMLEDGER_IMAGE", "x"),
+        ("MEMLEDGER_TEST_RUN", "x"),
+    ];
+    for arguments in [&check[..], &["config", "show"], &nothing] {
+        let output = with_environment(arguments, &others);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!text.contains("environment variable"), "{arguments:?}: {text}");
+    }
+    assert_eq!(with_environment(&check, &others).status.code(), Some(0));
+    // one that is like no setting may be somebody's own
+    let output = with_environment(&check, &[("MEMLEDGER_VERSION", "7")]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(0) && text.contains("MEMLEDGER_VERSION is no setting"), "{text}");
+}
+
+#[test]
+fn unknown_verb_exits_with_2_and_prints_the_command_that_is_meant() {
+    for (line, meant) in [
+        ("my-train", "memledger why my-train"),
+        ("status", "memledger ps"),
+        ("logs my-train", "memledger why my-train --logs"),
+        ("version", "memledger -V"),
+        ("-v", "memledger -V"),
+        ("evnts", "memledger events"),
+        ("serve --port 9000", "--web.listen-address"),
+    ] {
+        let (code, _, text) = run(&line.split(' ').collect::<Vec<_>>());
+        assert!(code == Some(2) && text.contains(meant), "{line}: {code:?} {text}");
+        assert!(!text.contains("--report.dir"), "{line}: {text}");
+    }
+}

@@ -333,14 +333,18 @@ fn open_files() -> Check {
     Check::bad(name, format!("only {limit}"), "with many containers and processes, some are unreadable", fix)
 }
 
-/// Returns a check for each environment variable that has the prefix of a group of settings and is none.
+/// Returns a check for each environment variable that looks like a setting's and is none.
 fn unknown_variables() -> Vec<Check> {
-    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let check = |name| {
-        let found = format!("{name} is no setting and is ignored");
-        Check::bad("environment", found, "what it should set", "correct the name: see docs/config.md")
+    let check = |variable: config::UnknownVariable| match variable.is_mistake() {
+        true => Check::bad(
+            "environment",
+            variable.to_string(),
+            "what it should set",
+            "correct the name: see docs/config.md",
+        ),
+        false => Check::good("environment", variable.to_string()),
     };
-    config::unknown_variables(names).into_iter().map(check).collect()
+    config::unknown_variables(std::env::vars_os()).into_iter().map(check).collect()
 }
 
 /// Shows which settings file is in force.

@@ -20,6 +20,7 @@ mod run;
 mod runs;
 mod serve;
 mod top;
+mod usage;
 mod why;
 
 use std::io::{ErrorKind, Write};
@@ -32,7 +33,9 @@ use tracing_subscriber::filter::{FilterExt, LevelFilter, Targets, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::{CommandSettings, Config, ConfigError, FlagForm, OtlpSettings, arguments_of};
+use crate::config::{
+    CommandSettings, Config, ConfigError, FlagForm, OtlpSettings, arguments_of, unknown_variables,
+};
 use crate::gpu::driver_process;
 use crate::otlp::traces::{self, SpanQueue};
 
@@ -113,6 +116,9 @@ pub fn run() -> ExitCode {
     let matches = match command(FlagForm::Help).try_get_matches() {
         Ok(matches) => matches,
         Err(error) => {
+            let arguments: Vec<_> =
+                std::env::args_os().skip(1).map(|it| it.to_string_lossy().into_owned()).collect();
+            let error = usage::with_suggestions(error, command(FlagForm::Help), &arguments);
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(usage) } else { ExitCode::SUCCESS };
         }
@@ -155,9 +161,19 @@ fn with_config(
     matches: &ArgMatches,
     verb: impl FnOnce(Config) -> anyhow::Result<ExitCode>,
 ) -> anyhow::Result<ExitCode> {
-    let config = Config::load_for_query(matches)?;
+    let config = load_for_query(matches)?;
     init_log(&config, config.log_level, None);
     verb(config)
+}
+
+/// Reads the settings of a command that serves nothing, and names variables that were meant to set one.
+fn load_for_query(matches: &ArgMatches) -> anyhow::Result<Config> {
+    for variable in unknown_variables(std::env::vars_os()) {
+        if variable.is_mistake() {
+            eprintln!("memledger: {variable}");
+        }
+    }
+    Ok(Config::load_for_query(matches)?)
 }
 
 /// Like [`with_config`], for a command that shows a screen: at most lines of this level, of what only a service tells.
@@ -166,7 +182,7 @@ fn with_quiet_config(
     max: Level,
     verb: impl FnOnce(Config) -> anyhow::Result<ExitCode>,
 ) -> anyhow::Result<ExitCode> {
-    let config = Config::load_for_query(matches)?;
+    let config = load_for_query(matches)?;
     init_log(&config, config.log_level.min(max), None);
     verb(config)
 }
@@ -175,6 +191,9 @@ fn serve(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let config = Config::load(matches)?;
     let spans =
         init_log(&config, config.log_level, config.otlp.as_ref().filter(|otlp| otlp.traces.is_some()));
+    for variable in unknown_variables(std::env::vars_os()) {
+        tracing::warn!("{variable}");
+    }
     serve::run(config, spans)
 }
 

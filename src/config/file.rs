@@ -5,7 +5,8 @@ use std::path::Path;
 use serde_saphyr::Spanned;
 
 use super::declare::Setting;
-use super::yaml::{Entries, Node, error_at, line_of, parse, plain_text};
+use super::suggest::{keys_and_groups, meant, question};
+use super::yaml::{Entries, MISSING_COLON, Node, error_at, line_of, parse, plain_text};
 use super::{ConfigError, SETTINGS, setting};
 
 /// A value from the file, with its line.
@@ -36,10 +37,7 @@ pub(super) fn read_text(path: &Path, text: &str) -> (Vec<FileValue>, Vec<ConfigE
         Ok(Some(document)) => match &document.value {
             Node::Map(entries) => reader.mapping("", entries),
             Node::Null => {}
-            _ => reader.reject(
-                &document,
-                format!("the file must consist of settings, KEY: VALUE; allowed: {}", allowed("")),
-            ),
+            other => reader.not_a_mapping("", "the file", &document, other),
         },
         Ok(None) => {}
         Err(error) => reader.errors.push(error),
@@ -65,16 +63,33 @@ impl FileReader<'_> {
             if let Some(setting) = setting(&full) {
                 self.value(setting, key, value);
             } else if !SETTINGS.iter().any(|setting| setting.key.starts_with(&format!("{full}."))) {
-                self.reject(key, format!("{full:?} is not a known setting; allowed: {}", allowed(prefix)));
+                self.reject(
+                    key,
+                    format!("{full:?} is not a known setting{}", instead(prefix, &full, &key.value)),
+                );
             } else if let Node::Map(entries) = &value.value {
                 self.mapping(&full, entries);
             } else {
-                self.reject(
-                    value,
-                    format!("{full:?} must consist of settings, KEY: VALUE; allowed: {}", allowed(&full)),
-                );
+                self.not_a_mapping(&full, &format!("{full:?}"), value, &value.value);
             }
         }
+    }
+
+    /// Rejects a value in the place of settings; in most cases a colon is missing.
+    fn not_a_mapping<T>(&mut self, prefix: &str, what: &str, at: &Spanned<T>, value: &Node) {
+        let text = if let Node::Text(text) = value { text.as_str() } else { "" };
+        let (word, _) = text.split_once([' ', '=', ':']).unwrap_or((text, ""));
+        let word = word.trim();
+        let full = if prefix.is_empty() { word.to_owned() } else { format!("{prefix}.{word}") };
+        if setting(&full).is_some() {
+            return self.reject(at, MISSING_COLON.to_owned());
+        }
+        let instead = if prefix.is_empty() {
+            ALL_SETTINGS.to_owned()
+        } else {
+            format!("; allowed: {}", allowed(prefix))
+        };
+        self.reject(at, format!("{what} must consist of settings, KEY: VALUE{instead}"));
     }
 
     fn value(&mut self, setting: &'static Setting, key: &Spanned<String>, value: &Spanned<Node>) {
@@ -111,13 +126,24 @@ impl FileReader<'_> {
     }
 }
 
+/// Where all settings are listed.
+const ALL_SETTINGS: &str = "; `memledger config show` lists all settings";
+
+/// Returns what may be meant by an unknown key, as the end of its error: settings, else all settings of its group.
+fn instead(prefix: &str, full: &str, key: &str) -> String {
+    let known = keys_and_groups();
+    let likely = [full, key].into_iter().map(|name| meant(&known, name)).find(|likely| !likely.is_empty());
+    match likely {
+        Some(likely) => question(&likely),
+        None if prefix.is_empty() => ALL_SETTINGS.to_owned(),
+        None => format!("; allowed: {}", allowed(prefix)),
+    }
+}
+
 /// Lists the settings below a prefix.
 fn allowed(prefix: &str) -> String {
-    let below = |setting: &&Setting| prefix.is_empty() || setting.key.starts_with(&format!("{prefix}."));
-    let keys = SETTINGS.iter().filter(below);
-    let keys: Vec<_> =
-        keys.map(|setting| setting.key.trim_start_matches(prefix).trim_start_matches('.')).collect();
-    keys.join(", ")
+    let keys = SETTINGS.iter().filter_map(|setting| setting.key.strip_prefix(prefix)?.strip_prefix('.'));
+    keys.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -177,11 +203,10 @@ mod tests {
             .unwrap_err();
         let lines: Vec<_> = error.lines().collect();
         assert_eq!(lines.len(), 3, "{error}");
-        assert!(
-            lines[0].starts_with("memledger.yaml:3: \"web.lisen-address\" is not a known setting"),
-            "{error}"
+        assert_eq!(
+            lines[0],
+            "memledger.yaml:3: \"web.lisen-address\" is not a known setting; did you mean web.listen-address?"
         );
-        assert!(lines[0].contains("listen-address, telemetry-path"), "{error}");
         assert!(lines[1].starts_with("memledger.yaml:4: \"web.idle-timeout\" takes a duration"), "{error}");
         assert!(lines[2].starts_with("memledger.yaml:5: \"log\" must consist of settings"), "{error}");
         for (text, line, says) in [
@@ -199,6 +224,58 @@ mod tests {
             assert!(at >= line.min(2) - 1 && at <= line + 1, "{text:?}: {error}");
             assert!(error.contains(says) && error.lines().count() == 1, "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn unknown_key_names_the_nearest_setting() {
+        for (text, says) in [
+            ("web.lisen-address: x\n", "did you mean web.listen-address?"),
+            ("web_listen_address: x\n", "did you mean web.listen-address?"),
+            ("listen-address: x\n", "did you mean web.listen-address?"),
+            ("port: 9000\n", "did you mean web.listen-address?"),
+            ("sample:\n  intervall: 1s\n", "did you mean sample.interval?"),
+            ("sample:\n  listen-address: x\n", "did you mean web.listen-address?"),
+            ("wbe:\n  listen-address: x\n", "did you mean web?"),
+            ("log:\n  quux: x\n", "allowed: level, format"),
+            ("quux: x\n", "`memledger config show` lists all settings"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.trim_end().ends_with(says) && error.len() < 200, "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn missing_colon_is_named_with_its_line() {
+        for (text, line) in [
+            ("web.max-requests 5\n", 1),
+            ("web.max-requests:5\n", 1),
+            ("web.max-requests = 5\n", 1),
+            ("web.max-requests\n", 1),
+            ("# a comment\nweb.max-requests 5\nlog.level: info\n", 2),
+            ("log.level: info\nweb.max-requests 5\n", 2),
+            ("log.level: info\nweb.max-requests 5\npss.interval: 15s\n", 2),
+            ("log.level: info\nweb.max-requests:5\npss.interval: 15s\n", 2),
+            ("log.level: info\nweb.max-requests=5\npss.interval: 15s\n", 2),
+            ("web\n  max-requests: 5\n", 1),
+            ("log.level: info\nweb\n  max-requests: 5\n", 2),
+            ("web:\n  max-requests 5\n", 2),
+            ("web:\n  max-requests:5\n", 2),
+            ("web:\n  max-requests: 5\n  listen-address :9000\n", 3),
+            ("web:\n  max-requests 5\n  listen-address: :9000\n", 2),
+        ] {
+            let error = read(text).unwrap_err();
+            assert_eq!(error, format!("memledger.yaml:{line}: {MISSING_COLON}\n"), "{text:?}");
+        }
+        // another error, and a secret on a line of its own
+        for text in [
+            "container.settings: [\n  A,\n  B\nlog.level: info\n",
+            "otlp.headers:\n  hunter2\nlog.level: {\n",
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(!error.contains(MISSING_COLON) && !error.contains("hunter2"), "{text:?}: {error}");
+        }
+        let error = read("otlp.headers:\n  hunter2\nlog.level info\n").unwrap_err();
+        assert!(error.contains(MISSING_COLON) && !error.contains("hunter2"), "{error}");
     }
 
     #[test]

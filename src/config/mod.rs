@@ -16,6 +16,7 @@ pub mod report;
 mod settings;
 pub mod since;
 mod sources;
+mod suggest;
 mod value_parsers;
 pub mod web;
 mod yaml;
@@ -35,7 +36,8 @@ pub use settings::{
     OomSettings, ReporterSettings, RunCommandSettings, RuntimeEndpoint, StateSettings,
 };
 use sources::{CONFIG_FILE, Layer, RawValue, Values};
-pub use sources::{CommandSettings, DEFAULT_FILE, FlagForm, arguments, arguments_of, unknown_variables};
+pub use sources::{CommandSettings, DEFAULT_FILE, FlagForm, arguments, arguments_of, file_argument};
+pub use suggest::{UnknownVariable, meant, unknown_variables};
 pub use value_parsers::{label, size, variable_name};
 
 /// All settings, in the order of the help.
@@ -139,6 +141,12 @@ impl Config {
         Self::read(&values(matches, environment, None)?)
     }
 
+    /// Returns the settings file that `serve` reads: of the flag, the variable, or the default one, whether or not it exists; `None` if the
+    /// flag or the variable says that there is none.
+    pub fn file_to_read(matches: &ArgMatches) -> Option<PathBuf> {
+        named_file(matches, &variable, Some(PathBuf::from(DEFAULT_FILE)))
+    }
+
     /// Reads a settings file alone, without flags and environment, and returns all errors in it.
     pub fn check_file(path: &Path) -> Result<Self, Vec<ConfigError>> {
         let (found, mut errors) = file::read(path);
@@ -187,16 +195,24 @@ fn default_file() -> Option<PathBuf> {
     Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.try_exists().unwrap_or(true))
 }
 
+/// Returns the settings file of the flag or the variable, which may be none, else the default one.
+fn named_file(
+    matches: &ArgMatches,
+    environment: sources::Environment<'_>,
+    default: Option<PathBuf>,
+) -> Option<PathBuf> {
+    match matches.get_one::<String>(CONFIG_FILE.0).cloned().or_else(|| environment(CONFIG_FILE.1)) {
+        Some(path) => Some(path).filter(|path| !path.is_empty()).map(PathBuf::from),
+        None => default,
+    }
+}
+
 fn values<'e>(
     matches: &ArgMatches,
     environment: sources::Environment<'e>,
     default: Option<PathBuf>,
 ) -> Result<Values<'e>, ConfigError> {
-    let named = matches.get_one::<String>(CONFIG_FILE.0).cloned().or_else(|| environment(CONFIG_FILE.1));
-    let path = match named {
-        Some(path) => Some(path).filter(|path| !path.is_empty()).map(PathBuf::from),
-        None => default,
-    };
+    let path = named_file(matches, environment, default);
     let (found, errors) = path.as_deref().map(file::read).unwrap_or_default();
     match errors.into_iter().next() {
         Some(error) => Err(error),

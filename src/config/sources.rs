@@ -1,6 +1,6 @@
 //! Where values come from: flags, the environment, the settings file, defaults, in this order of precedence.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
@@ -138,18 +138,19 @@ pub fn arguments(command: Command) -> Command {
     arguments_of(command, CommandSettings::SERVE, FlagForm::Help)
 }
 
-/// Adds the flags of those settings to a command that it takes.
-pub fn arguments_of(command: Command, taken: CommandSettings, form: FlagForm) -> Command {
-    let file = Arg::new(CONFIG_FILE.0)
-        .long(CONFIG_FILE.0)
-        .value_name("PATH")
-        .value_hint(ValueHint::FilePath)
-        .help_heading(HEADING)
-        .help(format!(
+/// Returns the flag of the settings file.
+pub fn file_argument() -> Arg {
+    Arg::new(CONFIG_FILE.0).long(CONFIG_FILE.0).value_name("PATH").value_hint(ValueHint::FilePath).help(
+        format!(
             "Settings file (YAML); its keys are the flags' names. [default: {DEFAULT_FILE}] [env: {}]",
             CONFIG_FILE.1
-        ));
-    let command = command.arg(file).args_override_self(true);
+        ),
+    )
+}
+
+/// Adds the flags of those settings to a command that it takes.
+pub fn arguments_of(command: Command, taken: CommandSettings, form: FlagForm) -> Command {
+    let command = command.arg(file_argument().help_heading(HEADING)).args_override_self(true);
     SETTINGS.iter().fold(command, |command, setting| {
         let is_shown = CommandSettings::are_in(taken.shown, setting.key);
         let is_hidden = form == FlagForm::Help && CommandSettings::are_in(taken.hidden, setting.key);
@@ -357,22 +358,6 @@ fn from_flag(setting: &Setting, flags: &ArgMatches) -> Result<Option<Vec<RawValu
     let texts = flags.get_many::<String>(setting.key).into_iter().flatten();
     let texts: Vec<_> = texts.flat_map(|text| setting.split(text)).collect();
     Ok(Some(raw_values(&texts, &format!("--{}", setting.key), Layer::Flag)))
-}
-
-/// Returns those of these variables that look like a setting and are none: in a group of settings, such as `MEMLEDGER_WEB_CONFIGFILE`, or
-/// without the group, such as `MEMLEDGER_LISTEN_ADDRESS`.
-pub fn unknown_variables(names: impl IntoIterator<Item = String>) -> Vec<String> {
-    let known: BTreeSet<String> = SETTINGS.iter().map(Setting::variable).collect();
-    let group = |setting: &Setting| Some(setting.key.split_once('.')?.0.to_ascii_uppercase());
-    let groups: BTreeSet<_> = SETTINGS.iter().filter_map(group).collect();
-    let is_unknown = |name: &String| {
-        let Some(rest) = name.strip_prefix("MEMLEDGER_") else { return false };
-        let has_group = rest.split('_').next().is_some_and(|group| groups.contains(group));
-        let lacks_group =
-            || known.iter().any(|known| known.strip_suffix(rest).is_some_and(|before| before.ends_with('_')));
-        !known.contains(name) && name != CONFIG_FILE.1 && (has_group || lacks_group())
-    };
-    names.into_iter().filter(is_unknown).collect()
 }
 
 fn from_variable(setting: &Setting, environment: Environment<'_>) -> Option<Vec<RawValue>> {

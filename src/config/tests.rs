@@ -278,21 +278,3 @@ fn check_of_a_file_returns_all_errors() {
     std::fs::write(&path, "sample.interval: 2s\n").unwrap();
     assert_eq!(Config::check_file(&path).unwrap().sample_interval, Duration::from_secs(2));
 }
-
-#[test]
-fn variables_with_the_prefix_of_a_group_that_are_no_setting_are_mistakes() {
-    let names = [
-        "MEMLEDGER_WEB_CONFIGFILE",
-        "MEMLEDGER_WEB_CONFIG_FILE",
-        "MEMLEDGER_CONFIG_FILE",
-        "MEMLEDGER_OTLP_HEADER",
-        "MEMLEDGER_LISTEN_ADDRESS",
-        // those of Kubernetes for a Service named memledger, and of the client
-        "MEMLEDGER_SERVICE_HOST",
-        "MEMLEDGER_PORT_10853_TCP",
-        "MEMLEDGER_DEBUG",
-        "WEB_CONFIG",
-    ];
-    let unknown = super::unknown_variables(names.map(str::to_owned));
-    assert_eq!(unknown, ["MEMLEDGER_WEB_CONFIGFILE", "MEMLEDGER_OTLP_HEADER", "MEMLEDGER_LISTEN_ADDRESS"]);
-}

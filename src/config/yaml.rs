@@ -37,8 +37,42 @@ pub fn parse<'t, T: Deserialize<'t>>(path: &Path, text: &'t str) -> Result<Optio
     let options = serde_saphyr::options! { budget: budget };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let line = error.location().map_or(1, |at| usize::try_from(at.line()).unwrap_or(usize::MAX));
+        if let Some(line) = line_without_colon(text, line) {
+            return error_at(path, line, MISSING_COLON);
+        }
         error_at(path, line, error.without_snippet().render_with_formatter(&Messages))
     })
+}
+
+/// The error of a line without a colon. It does not repeat the line, which may have a secret.
+pub const MISSING_COLON: &str = "expected KEY: VALUE; a colon with a space after it is missing in this line";
+
+/// Returns the line, counted from 1, where an error comes from a missing colon or space: `KEY VALUE`, `KEY=VALUE`, `KEY:VALUE` or `KEY` at
+/// the line of the error, or the one before it, where the parser noticed it only later. Not in a list or mapping in brackets.
+fn line_without_colon(text: &str, error_line: usize) -> Option<usize> {
+    let is_line = |(_, line): &(usize, &str)| !line.is_empty() && !line.starts_with('#');
+    let lines = text.lines().map(str::trim).enumerate().filter(is_line);
+    let until: Vec<_> = lines.take_while(|(index, _)| *index < error_line).collect();
+    let count = |brackets: &str| {
+        let in_line = |(_, line): &(usize, &str)| line.matches(|c| brackets.contains(c)).count();
+        until.iter().map(in_line).sum::<usize>()
+    };
+    if count("[{") != count("]}") {
+        return None;
+    }
+    let mut near = until.iter().rev().take(2).rev();
+    near.find(|(_, line)| lacks_colon(line)).map(|(index, _)| index + 1)
+}
+
+/// Returns true if a line begins with a key that has no colon with a space after it.
+fn lacks_colon(line: &str) -> bool {
+    let is_of_key = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let key = &line[..line.find(|c| !is_of_key(c)).unwrap_or(line.len())];
+    let rest = line[key.len()..].trim_start();
+    let has_colon =
+        rest.strip_prefix(':').is_some_and(|value| value.is_empty() || value.starts_with([' ', '\t']));
+    let is_key = key.starts_with(|c: char| c.is_ascii_alphabetic());
+    is_key && !has_colon && !rest.starts_with([',', ']', '}'])
 }
 
 /// The parser's messages in the words of the settings, without the place.
