@@ -300,6 +300,22 @@ fn mistyped_variable_is_named_wherever_settings_are_read() {
 }
 
 #[test]
+fn times_of_the_command_line_are_local() {
+    let unlisted = ["--state.path=", "--local.socket=/nonexistent"];
+    for time in
+        ["2026-11-28", "2026-11-28 16:00", "16:00", "16:00:05", "yesterday", "24h", "2026-11-28T16:00:00Z"]
+    {
+        let since = format!("--since={time}");
+        let (code, _, text) = run(&[&["events", &since][..], &unlisted].concat());
+        assert_eq!(code, Some(0), "{time}: {text}");
+    }
+    for verb in ["events", "runs"] {
+        let (code, _, text) = run(&[&[verb, "--since=24"][..], &unlisted].concat());
+        assert!(code == Some(2) && text.contains("a number needs a unit: 24m, 24h or 24d"), "{text}");
+    }
+}
+
+#[test]
 fn unknown_verb_exits_with_2_and_prints_the_command_that_is_meant() {
     for (line, meant) in [
         ("my-train", "memledger why my-train"),

@@ -28,8 +28,8 @@ pub fn command() -> Command {
             Arg::new("since")
                 .long("since")
                 .value_name("TIME")
-                .value_parser(|text: &str| since::since(text, Timestamp::now().unix_seconds()))
-                .help(format!("Only events since this time: {}.", since::EXPECTED)),
+                .value_parser(since::flag)
+                .help(format!("Only events since this time: {}.", since::EXPECTED_LOCAL)),
         )
         .arg(
             Arg::new("container")

@@ -37,10 +37,10 @@ pub fn list_command() -> Command {
             Arg::new("since")
                 .long("since")
                 .value_name("TIME")
-                .value_parser(|text: &str| since::since(text, Timestamp::now().unix_seconds()))
+                .value_parser(since::flag)
                 .help(format!(
                     "Only runs that ended since this time, or that still run: {}.",
-                    since::EXPECTED
+                    since::EXPECTED_LOCAL
                 )),
         )
         .arg(

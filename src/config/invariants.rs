@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::file;
-use super::since::{EXPECTED, since};
+use super::since::{self, EXPECTED, EXPECTED_LOCAL, since};
 use super::value_parsers;
 use super::web::WebConfig;
 use super::{ConfigError, Filter, SETTINGS, declare, otlp};
@@ -57,6 +57,11 @@ pub fn value(text: &str) {
     match since(text, 1e9) {
         Ok(unix) => assert!(unix.is_finite(), "{unix}"),
         Err(error) => assert!(error.contains(EXPECTED)),
+    }
+    let now = jiff::Timestamp::UNIX_EPOCH.to_zoned(jiff::tz::TimeZone::fixed(jiff::tz::offset(-5)));
+    match since::local(text, &now) {
+        Ok(unix) => assert!(unix.is_finite(), "{unix}"),
+        Err(error) => assert!(error.contains(EXPECTED_LOCAL)),
     }
     if let Ok(bytes) = value_parsers::size(text, 4096) {
         assert!((4096..=i64::MAX as u64).contains(&bytes));
