@@ -246,6 +246,41 @@ fn doctor_reports_what_is_missing_and_how_to_fix_it() {
     }
 }
 
+#[test]
+fn doctor_folds_what_this_kind_of_host_does_not_need() {
+    let Some(engine) = crate::support::docker::Engine::shared() else { return };
+    let sys = tempfile::tempdir().unwrap(); // no GPU
+    let flags = [
+        "doctor",
+        &engine.flag(),
+        "--state.path=",
+        "--local.socket=/nonexistent/control.sock",
+        &format!("--path.sysfs={}", sys.path().display()),
+    ];
+    let source = |line: &str| line.get(11..28).map(|source| source.trim().to_owned());
+    let missing = |text: &str| {
+        text.lines().filter(|line| line.starts_with("  -  ")).filter_map(source).collect::<Vec<_>>()
+    };
+    let folded = ["cri", "podman", "AMD GPUs", "run reports", "serving"];
+    let (code, text, _) = run(&flags);
+    assert_eq!(code, Some(0), "{text}");
+    let line = text.lines().find(|line| line.contains("not needed here")).expect(&text);
+    let shown = missing(&text);
+    // a machine of the tests may have a kubelet, a driver or a Podman of its own
+    let (_, all, _) = run(&[&flags[..], &["--all"]].concat());
+    for name in folded.iter().filter(|name| missing(&all).iter().any(|it| it == *name)) {
+        let is_kubelet = *name == "cri" && std::path::Path::new("/var/lib/kubelet").exists();
+        assert!(is_kubelet || line.contains(name) && !shown.iter().any(|it| it == name), "{name}: {text}");
+    }
+    assert!(shown.iter().any(|it| it == "state path") && line.ends_with("; --all shows why"), "{text}");
+    assert!(!all.contains("not needed here") && all.contains("--report.dir or --report.s3-url"), "{all}");
+    let (_, json, _) = run(&[&flags[..], &["--json"]].concat());
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let checks = json["checks"].as_array().unwrap();
+    let of = |name: &str| checks.iter().find(|check| check["source"] == name).unwrap();
+    assert_eq!((&of("serving")["needed"], &of("docker")["needed"]), (&false.into(), &true.into()));
+}
+
 /// Returns the output of doctor about the ledger, with the given flags.
 fn doctor_of_ledger(flags: &[&str]) -> String {
     let (_, text, _) = run(&[&["doctor", "--docker.socket=", "--podman.socket="], flags].concat());

@@ -10,6 +10,7 @@ mod gpu;
 mod ledger;
 mod otlp;
 mod pods;
+mod relevance;
 mod reporter;
 mod run_reports;
 mod runs;
@@ -31,6 +32,9 @@ use crate::text::error_chain;
 
 /// Timeout of drivers and daemons.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How the finding begins where no socket matches.
+const NO_MATCH: &str = "no socket matches";
+const SERVING: &str = "serving";
 const NO_PID_NAMESPACE_FIX: &str = "docker run --pid=host; Compose: pid: host; Kubernetes: hostPID: true";
 const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYSLOG: u32 = 34;
@@ -65,6 +69,8 @@ pub struct Check {
     pub state: CheckState,
     /// memledger cannot run without it.
     pub required: bool,
+    /// It exists, or this kind of host could need it.
+    pub needed: bool,
     /// Printed at the start of `serve` only if there is a problem.
     #[serde(skip)]
     detail: bool,
@@ -77,7 +83,7 @@ pub struct Check {
 
 impl Check {
     fn new(source: &'static str, state: CheckState, found: String, lost: &'static str, fix: String) -> Self {
-        Self { source, state, required: false, detail: false, found, lost, fix }
+        Self { source, state, required: false, needed: true, detail: false, found, lost, fix }
     }
 
     fn good(source: &'static str, found: impl Into<String>) -> Self {
@@ -147,7 +153,19 @@ pub async fn run_checks(
     if pods::in_pod() {
         checks.iter_mut().for_each(pods::advise);
     }
+    relevance::mark_unneeded(&mut checks, config);
     checks
+}
+
+/// Takes the checks out that this kind of host does not need, and returns a line that names them.
+pub fn fold(checks: &mut Vec<Check>) -> String {
+    let folded: Vec<_> = checks.extract_if(.., |check| !check.needed).map(|check| check.source).collect();
+    match folded.as_slice() {
+        [] => String::new(),
+        sources => {
+            format!("  {:<8} {:<16} {}; --all shows why\n", "-", "not needed here", sources.join(", "))
+        }
+    }
 }
 
 /// Renders the checks as a table; the full one has what is missing and the fixes.
@@ -229,7 +247,7 @@ fn proc_root(config: &Config) -> Check {
 async fn runtimes(endpoint: &RuntimeEndpoint, is_evidence: bool) -> Vec<Check> {
     let sockets = docker::matches(&endpoint.socket);
     if sockets.is_empty() {
-        let found = format!("no socket matches {}", endpoint.socket.display());
+        let found = format!("{NO_MATCH} {}", endpoint.socket.display());
         return vec![Check::good(endpoint.runtime, found).detail()];
     }
     let endpoints = sockets.into_iter().map(|socket| RuntimeEndpoint { socket, ..endpoint.clone() });
@@ -358,7 +376,7 @@ fn settings_file(config: &Config) -> Check {
 
 /// Checks the access control of the HTTP server.
 fn web(config: &Config) -> Check {
-    let name = "serving";
+    let name = SERVING;
     let Some(file) = &config.web_config else {
         let lost =
             "TLS and passwords: everyone who can reach the port sees the metrics, but not the processes";

@@ -53,7 +53,7 @@ fn doctor_summarizes_web_configuration_or_reports_errors() {
     let (code, text, _) = run(&["doctor", &file]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("serving          TLS, 1 user, by "), "{text}");
-    assert!(run(&["doctor"]).1.contains("serving          plain HTTP, no passwords"));
+    assert!(run(&["doctor", "--all"]).1.contains("serving          plain HTTP, no passwords"));
     std::fs::remove_file(site.path("key.pem")).unwrap();
     let (code, text, _) = run(&["doctor", &file]);
     assert_eq!(code, Some(1), "serve would not start: {text}");

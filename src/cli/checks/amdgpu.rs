@@ -4,12 +4,13 @@ use super::Check;
 use crate::config::Config;
 use crate::gpu::amdgpu;
 
+pub(super) const NAME: &str = "AMD GPUs";
 const LOST: &str = "no memory and no utilisation of GPUs of AMD";
 const LOST_PROCESSES: &str = "all memory of these GPUs stays unattributed";
 
 /// Checks which GPUs there are, and whether their processes can be found.
 pub fn run_checks(config: &Config) -> Check {
-    let name = "AMD GPUs";
+    let name = NAME;
     let place = config.host_paths.sys.join("class/drm");
     if !config.collectors.contains(amdgpu::NAME) {
         return Check::none(name, "switched off", LOST, "--collector.amdgpu");

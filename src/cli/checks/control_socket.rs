@@ -9,7 +9,7 @@ use super::{Check, RESPONSE_TIMEOUT};
 use crate::cli::control;
 use crate::config::Config;
 
-const NAME: &str = "control socket";
+pub(super) const NAME: &str = "control socket";
 const LOST: &str = "no release-gpu and cleanup on this host; why, events, runs, compare, report and advise only where they can read the ledger in --state.path";
 const START: &str = "start `memledger serve`; if it runs, its log has the reason";
 

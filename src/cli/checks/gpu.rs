@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::discover::{Hierarchy, Version};
 use crate::gpu::{self, DriverState, NvmlProbe, PidTrust};
 
-const NAME: &str = "NVML";
+pub(super) const NAME: &str = "NVML";
 const LOST: &str = "no GPU memory";
 /// How often the result of the GPU thread is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);

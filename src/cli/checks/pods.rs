@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::discover::ConnectionState;
 use crate::discover::cri::{SocketSearch, find, pod_resources};
 
-const NAME: &str = "cri";
+pub(super) const NAME: &str = "cri";
 const RESOURCES: &str = "pod resources";
 const LOST: &str = "containers of pods have only their short id: no namespace, pod and name, and their exits have neither exit \
                     code nor reason";

@@ -7,7 +7,7 @@ use super::{Check, NO_PID_NAMESPACE_FIX};
 use crate::config::Config;
 use crate::reporter;
 
-const NAME: &str = "reports";
+pub(super) const NAME: &str = "reports";
 const LOST: &str =
     "GPU memory of containers is not divided into tensors, torch's cache and the rest; no training steps";
 

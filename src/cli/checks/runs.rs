@@ -6,7 +6,7 @@ use super::Check;
 use super::directory::owner_and_mode;
 use crate::config::Config;
 
-const NAME: &str = "runs";
+pub(super) const NAME: &str = "runs";
 const LOST: &str =
     "memledger serve has the runs of its own user alone; those of others are shown by their ids, without end";
 /// Every user may make a directory in it.

@@ -169,7 +169,7 @@ class Check:
             flags.append(f"--gpu.nvml-library={library}")
         if not self.options.stand_in:
             keep_output([self.options.nvidia_smi, "-q"], os.path.join(self.out, "nvidia-smi-q.txt"))
-        keep_output([self.options.binary, "doctor", "--state.path=", *flags], os.path.join(self.out, "doctor.txt"))
+        keep_output([self.options.binary, "doctor", "--all", "--state.path=", *flags], os.path.join(self.out, "doctor.txt"))
         self.memledger = Memledger(self.options.binary, self.out, [*flags, self.control])
         self.memledger.start()
         first = wait_for(lambda: self.memledger.metrics().get("memledger_gpu_info", gpu_uuid=self.uuid,
