@@ -20,7 +20,7 @@ use crate::ledger::store::RunQuery;
 use crate::run_reports;
 use crate::runs::RunRecord;
 use crate::runs::advice::lines as advice;
-use crate::runs::names::{check_unambiguous, nearest_names};
+use crate::runs::names::{RECORDED_BY, check_unambiguous, nearest_names};
 
 /// Timeout of the check of a target.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(15);
@@ -137,7 +137,10 @@ pub fn list(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let lines = listed.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?;
         print(&lines.iter().map(|line| format!("{line}\n")).collect::<String>())?;
     } else if listed.is_empty() {
-        eprintln!("No run is recorded{}.", if query.since.is_some() { " in this time" } else { " yet" });
+        match query.since {
+            Some(_) => eprintln!("No run is recorded in this time."),
+            None => eprintln!("No run is recorded yet. {RECORDED_BY}."),
+        }
     } else {
         print(&runs::table(&listed, Timestamp::now().unix_seconds()))?;
     }
@@ -189,7 +192,7 @@ pub fn report(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode>
         "json" => serde_json::to_string_pretty(&run)? + "\n",
         "csv" => runs::csv(&run),
         "memory_usage" => serde_json::to_string_pretty(&runs::memory_usage(&run))? + "\n",
-        _ => runs::report(&run, &TimeZone::system()),
+        _ => runs::report(&run, Timestamp::now().unix_seconds(), &TimeZone::system()),
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)

@@ -49,8 +49,7 @@ pub fn command() -> Command {
             Arg::new("logs")
                 .long("logs")
                 .action(ArgAction::SetTrue)
-                .requires("container")
-                .conflicts_with_all(["kernel-log", "last"])
+                .conflicts_with("kernel-log")
                 .help("Read the last 1 MiB of its log too, for errors of memory. Prints the line of the error, not the log."),
         )
         .arg(
@@ -105,7 +104,7 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         command: coverage::command_with_all_rights(&config, &["why", container.unwrap_or("--last")]),
         is_bare: container.is_none() && !matches.get_flag("last"),
     };
-    let log = matches.get_flag("logs").then(|| RequestedLog::read(&config, container, &host));
+    let log = matches.get_flag("logs").then(|| RequestedLog::read(&config, container, &host, now, events));
     let with_log = |query: &Query| {
         let mut found = events(query)?;
         if let Some((error, log)) = log.as_ref().and_then(|log| Some((log.error()?, log))) {
@@ -123,7 +122,7 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(existing) = container.and_then(|wanted| find(&host, wanted)) {
-        let verdict = without_events(&config, existing, now);
+        let verdict = without_events(&config, existing, now, log.as_ref());
         answer.print(&verdict)?;
         let is_found = verdict.cause != Cause::Nothing;
         return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&ledger, &host) });
@@ -144,13 +143,22 @@ fn none_found(ledger: &LedgerSource<'_>, host: &HostHistory) -> ExitCode {
 }
 
 /// Returns the verdict on a container of which neither a kill nor an end is known.
-fn without_events(config: &Config, container: &ExistingContainer, now: Timestamp) -> Verdict {
+fn without_events(
+    config: &Config,
+    container: &ExistingContainer,
+    now: Timestamp,
+    log: Option<&RequestedLog>,
+) -> Verdict {
     let (subject, is_running) = (subject_of(container), container.is_running);
     if let Some(error) = container.start_error.as_deref().filter(|_| !is_running) {
         return never_started(subject, error, now.unix_seconds());
     }
     let usage = current_usage(config, now, &container.id, container.named.user).filter(|_| is_running);
-    verdict_without_events(subject, is_running, usage.as_ref(), now.unix_seconds())
+    let mut verdict = verdict_without_events(subject, is_running, usage.as_ref(), now.unix_seconds());
+    if let Some(log) = log {
+        log.add_to(&mut verdict);
+    }
+    verdict
 }
 
 /// The end of a container's log, which was asked for.
@@ -161,16 +169,31 @@ struct RequestedLog {
 }
 
 impl RequestedLog {
-    fn read(config: &Config, wanted: Option<&str>, host: &HostHistory) -> Self {
-        match wanted.and_then(|wanted| find(host, wanted)) {
-            Some(container) => Self {
-                container_id: container.id.as_str().to_owned(),
-                last_error: last_error(config, container),
+    /// Reads the log of the wanted container, else of that of the newest verdict.
+    fn read(
+        config: &Config,
+        wanted: Option<&str>,
+        host: &HostHistory,
+        now: Timestamp,
+        events: impl Fn(&Query) -> anyhow::Result<Vec<LedgerEvent>>,
+    ) -> Self {
+        let newest =
+            || anyhow::Ok(query_verdict(None, now.unix_seconds(), events)?.and_then(|it| it.subject));
+        let wanted = match wanted {
+            Some(wanted) => Ok(wanted.to_owned()),
+            None => newest().map(|newest| newest.map_or_else(String::new, |it| it.container_id.to_string())),
+        };
+        let unread = |reason: String| Self { container_id: String::new(), last_error: Err(reason) };
+        match wanted {
+            Err(error) => unread(format!("{error:#}")),
+            Ok(wanted) if wanted.is_empty() => unread("the container is not known".to_owned()),
+            Ok(wanted) => match find(host, &wanted) {
+                Some(container) => Self {
+                    container_id: container.id.as_str().to_owned(),
+                    last_error: last_error(config, container),
+                },
+                None => unread("the container does not exist any more, and its log with it".to_owned()),
             },
-            None => {
-                let gone = "the container does not exist any more, and its log with it".to_owned();
-                Self { container_id: String::new(), last_error: Err(gone) }
-            }
         }
     }
 

@@ -73,45 +73,27 @@ pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
         return;
     };
     let started = verdict.subject.as_ref().and_then(|subject| subject.started);
+    let line: String = found.line.chars().take(MAX_LINE_CHARS).collect();
+    if verdict.at.is_none() {
+        return add_error_without_end(verdict, found, started, line);
+    }
     let is_near = verdict.at.is_some_and(|at| (-TOLERANCE..=MAX_AGE).contains(&(at - found.at)));
     if !is_near || started.is_some_and(|started| found.at < started - TOLERANCE) {
         verdict.also.push(format!(
-            "The last out-of-memory error in its log is of {}, not of this end.",
+            "The last out-of-memory error in its log is of {}, not of this end: {line:?}",
             time(found.at)
         ));
         return;
     }
-    let line: String = found.line.chars().take(MAX_LINE_CHARS).collect();
     verdict.evidence.push(Evidence::new("log", line));
-    let (is_open, cause, text, advice): (bool, _, _, &str) = match found.error {
-        LogError::Cuda(_) if is_cuda_oom(verdict.cause) => return, // in its events
-        LogError::Cuda(_) => {
+    let Some(Explained { causes, cause, text, advice }) = explained(&found.error) else {
+        // one that ended it is in its events
+        if !is_cuda_oom(verdict.cause) {
             verdict.also.push(format!("Its log has an error of GPU memory at {}.", time(found.at)));
-            return;
         }
-        LogError::Shm => (
-            matches!(verdict.cause, Cause::ErrorExit | Cause::CrashedSignal | Cause::ShmFull),
-            Cause::ShmFull,
-            "Its log has an error that is typical of a full /dev/shm: a write to a full one raises SIGBUS.",
-            "A larger --shm-size (Compose shm_size; Kubernetes: an emptyDir of medium Memory on /dev/shm), or fewer NUM_WORKERS, or \
-             torch.multiprocessing.set_sharing_strategy('file_system').",
-        ),
-        LogError::HostAllocation => (
-            matches!(verdict.cause, Cause::ErrorExit | Cause::CrashedSignal),
-            Cause::AllocationFailed,
-            "Its log has an allocation of host memory that failed: no kill of this run is recorded.",
-            "What refuses memory in place of a kill: ulimit -v or -l, vm.overcommit_memory=2 on the host, or a request that is larger than RAM \
-             and swap together (a batch or an array of a wrong shape).",
-        ),
-        LogError::RayMonitor => (
-            matches!(verdict.cause, Cause::ErrorExit),
-            Cause::KilledByMonitor,
-            "Its log has a worker that Ray's memory monitor killed: it acts before the kernel does, at RAY_memory_usage_threshold (0.95) of \
-             the memory.",
-            "Fewer tasks at once (num_cpus or memory= of a task), more memory, or another threshold: RAY_memory_usage_threshold; \
-             RAY_memory_monitor_refresh_ms=0 switches the monitor off, and the kernel kills then.",
-        ),
+        return;
     };
+    let is_open = causes.contains(&verdict.cause);
     // a kill of an unknown container may have been the cause
     if is_open && verdict.confidence != Confidence::Unsure {
         (verdict.cause, verdict.confidence) = (cause, Confidence::Likely);
@@ -123,11 +105,100 @@ pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
     }
 }
 
+/// Adds an error in the log of a container that runs, or of whose end nothing is known.
+fn add_error_without_end(verdict: &mut Verdict, found: &LoggedError, started: Option<f64>, line: String) {
+    let at = time(found.at);
+    if started.is_some_and(|started| found.at < started - TOLERANCE) {
+        verdict
+            .also
+            .push(format!("The last out-of-memory error in its log is of {at}, before its start: {line:?}"));
+        return;
+    }
+    verdict.evidence.push(Evidence::new("log", line));
+    match explained(&found.error) {
+        None => verdict
+            .also
+            .push(format!("Its log has an error of GPU memory at {at}, the last out-of-memory error in it.")),
+        Some(Explained { text, advice, .. }) => {
+            verdict.also.push(format!("{text} It is of {at}, the last out-of-memory error in the log."));
+            verdict.advice.push(advice.to_owned());
+        }
+    }
+}
+
+/// What an error in a log says of an end.
+struct Explained {
+    /// The causes that leave open what it was.
+    causes: &'static [Cause],
+    /// The cause that it then was.
+    cause: Cause,
+    text: &'static str,
+    advice: &'static str,
+}
+
+/// Returns what an error says; `None` for one of GPU memory, which is an event of its own.
+fn explained(error: &LogError) -> Option<Explained> {
+    let (causes, cause, text, advice): (&[_], _, _, _) = match error {
+        LogError::Cuda(_) => return None,
+        LogError::Shm => (
+            &[Cause::ErrorExit, Cause::CrashedSignal, Cause::ShmFull],
+            Cause::ShmFull,
+            "Its log has an error that is typical of a full /dev/shm: a write to a full one raises SIGBUS.",
+            "A larger --shm-size (Compose shm_size; Kubernetes: an emptyDir of medium Memory on /dev/shm), or fewer NUM_WORKERS, or \
+             torch.multiprocessing.set_sharing_strategy('file_system').",
+        ),
+        LogError::HostAllocation => (
+            &[Cause::ErrorExit, Cause::CrashedSignal],
+            Cause::AllocationFailed,
+            "Its log has an allocation of host memory that failed: no kill of this run is recorded.",
+            "What refuses memory in place of a kill: ulimit -v or -l, vm.overcommit_memory=2 on the host, or a request that is larger than RAM \
+             and swap together (a batch or an array of a wrong shape).",
+        ),
+        LogError::RayMonitor => (
+            &[Cause::ErrorExit],
+            Cause::KilledByMonitor,
+            "Its log has a worker that Ray's memory monitor killed: it acts before the kernel does, at RAY_memory_usage_threshold (0.95) of \
+             the memory.",
+            "Fewer tasks at once (num_cpus or memory= of a task), more memory, or another threshold: RAY_memory_usage_threshold; \
+             RAY_memory_monitor_refresh_ms=0 switches the monitor off, and the kernel kills then.",
+        ),
+    };
+    Some(Explained { causes, cause, text, advice })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::events::Exit;
     use crate::parse::cuda_oom::CudaOomText;
+
+    #[test]
+    fn log_of_a_running_container_says_what_it_had() {
+        let subject = crate::events::ContainerRef { started: Some(100.0), ..Default::default() };
+        let added = |found: Option<(f64, LogError)>| {
+            let mut verdict = crate::explain::verdict_without_events(subject.clone(), true, None, 900.0);
+            let found = found.map(|(at, error)| LoggedError { at, error, line: "the line".to_owned() });
+            add_logged_error(&mut verdict, found.as_ref());
+            let evidence = verdict.evidence.iter().map(|it| it.text.to_string()).collect::<String>();
+            (verdict.cause, verdict.also.join(" "), evidence, verdict.advice.join(" "))
+        };
+        let (cause, also, evidence, advice) = added(Some((500.0, LogError::Shm)));
+        assert_eq!((cause, evidence.as_str()), (Cause::Nothing, "the line"));
+        assert!(
+            also.contains("typical of a full /dev/shm") && also.contains("the last out-of-memory error"),
+            "{also}"
+        );
+        assert!(advice.contains("--shm-size"), "{advice}");
+        let cuda = LogError::Cuda(CudaOomText { framework: "torch", ..CudaOomText::default() });
+        let (_, also, evidence, _) = added(Some((500.0, cuda)));
+        assert!(
+            also.starts_with("Its log has an error of GPU memory at ") && evidence == "the line",
+            "{also}"
+        );
+        let (_, also, evidence, _) = added(Some((50.0, LogError::Shm)));
+        assert!(also.ends_with("before its start: \"the line\"") && evidence.is_empty(), "{also}");
+        assert_eq!(added(None).1, "The last 1.0 MiB of its log have no out-of-memory error that is known.");
+    }
 
     #[test]
     fn an_error_of_gpu_memory_explains_only_an_end_that_nothing_else_may_explain() {

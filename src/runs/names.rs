@@ -17,6 +17,8 @@ pub enum NameKind {
     Id,
 }
 
+/// Who records runs, where none is recorded.
+pub const RECORDED_BY: &str = "`memledger serve` records the runs of containers that run while it does";
 /// Shortest beginning of an id that names a container.
 const MIN_ID_CHARS: usize = 4;
 /// Maximum number of groups that an error lists.
@@ -65,5 +67,5 @@ pub fn check_unambiguous(runs: &[RunRecord], wanted: &str) -> Result<(), String>
 pub fn nearest_names(known: &[RunRecord], wanted: &str) -> String {
     let names = known.iter().flat_map(|run| [&run.group, &run.subject.identity.name, &run.run]);
     let nearest = nearest(names, wanted);
-    if nearest.is_empty() { "; no run is recorded yet".to_owned() } else { nearest }
+    if nearest.is_empty() { format!("; no run is recorded yet. {RECORDED_BY}") } else { nearest }
 }

@@ -307,7 +307,10 @@ fn names_that_match_and_names_that_are_near() {
         nearest_names(&[run], "trian-1"),
         "; the nearest known names are \"train-1\", \"vision/trainer\", \"3f2a1b4c5d6e\""
     );
-    assert_eq!(nearest_names(&[], "train"), "; no run is recorded yet");
+    assert_eq!(
+        nearest_names(&[], "train"),
+        "; no run is recorded yet. `memledger serve` records the runs of containers that run while it does"
+    );
 }
 
 #[test]

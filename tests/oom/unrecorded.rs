@@ -357,6 +357,31 @@ fn end_with_an_error_is_explained_by_the_log_on_request() {
 }
 
 #[test]
+fn log_of_a_running_container_and_of_the_newest_end_is_read_on_request() {
+    let Some(scene) = Scene::new("logs-newest") else { return };
+    let shm = "say=ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).";
+    let running = scene.run("running", &[], &[shm, "hold"]);
+    eventually("the line", || {
+        let (_, screen) = verb_with_engine(&scene, &["why", &running.name, NO_LEDGER, "--logs"]);
+        let text = words(&screen);
+        let is_told = text.contains("is running") && text.contains("typical of a full /dev/shm");
+        if is_told { Ok(()) } else { Err(screen) }
+    });
+    let (_, screen) = verb_with_engine(&scene, &["why", &running.name, NO_LEDGER]);
+    assert!(!screen.contains("/dev/shm"), "unasked: {screen}");
+    // other tests may cause a newer end: then it is about that one, whose log was read or is gone
+    for flags in [&["why", NO_LEDGER, "--logs"][..], &["why", NO_LEDGER, "--logs", "--last"]] {
+        let ended = scene.run("newest", &[], &[shm, "exit=1"]);
+        ended.docker(&["wait"]);
+        let (code, screen) = verb_with_engine(&scene, flags);
+        let text = words(&screen);
+        assert_eq!(code, Some(0), "{screen}");
+        assert!(text.contains("typical of a full /dev/shm") || !text.contains(&ended.name), "{screen}");
+        assert!(text.contains("Its log ") || text.contains("of its log have no"), "it was read: {screen}");
+    }
+}
+
+#[test]
 fn container_that_never_started_has_the_engines_error() {
     let Some(scene) = Scene::new("unstarted") else { return };
     let container = scene.engine.create(&scene.container_name("missing"), &["--entrypoint", "/nothing"], &[]);

@@ -98,11 +98,11 @@ fn state(run: &RunRecord, now: f64) -> String {
     state.to_owned()
 }
 
-/// Returns everything about a run as text.
-pub fn report(run: &RunRecord, zone: &TimeZone) -> String {
+/// Returns everything about a run as text, at the Unix time `now`.
+pub fn report(run: &RunRecord, now: f64, zone: &TimeZone) -> String {
     let mut text = String::new();
     super::verdict_text::wrapped(&mut text, "", &heading(run));
-    for (what, words) in report_rows(run, zone) {
+    for (what, words) in report_rows(run, now, zone) {
         super::verdict_text::wrapped(&mut text, &format!("  {what:<17} "), &words);
     }
     text
@@ -119,7 +119,7 @@ fn heading(run: &RunRecord) -> String {
 }
 
 /// Returns what is known about a run: pairs of what it is, and words.
-fn report_rows(run: &RunRecord, zone: &TimeZone) -> Vec<(String, String)> {
+fn report_rows(run: &RunRecord, now: f64, zone: &TimeZone) -> Vec<(String, String)> {
     let mut rows = Vec::new();
     let mut row = |what: &str, words: String| {
         if !words.is_empty() {
@@ -129,7 +129,7 @@ fn report_rows(run: &RunRecord, zone: &TimeZone) -> Vec<(String, String)> {
     row("group", safe(&run.group, 64));
     row("settings", settings(run));
     row("started", run.subject.started.map_or_else(String::new, |at| time(at, zone)));
-    row("ended", end(run, zone));
+    row("ended", end(run, now, zone));
     row("RAM", ram(run));
     row("/dev/shm", run.shm_peak_bytes.map_or_else(String::new, |bytes| format!("peak {}", human(bytes))));
     row("CPU", run.cpu_mean_cores.map_or_else(String::new, |cores| format!("mean {cores:.2} cores")));
@@ -191,10 +191,11 @@ fn sampled(run: &RunRecord) -> String {
     }
 }
 
-fn end(run: &RunRecord, zone: &TimeZone) -> String {
+fn end(run: &RunRecord, now: f64, zone: &TimeZone) -> String {
     let Some(at) = run.ended else {
+        let state = if run.is_fresh(now) { "it is running" } else { "no exit is known" };
         let seen = run.last_sampled.map(|at| format!(", last seen at {}", time(at, zone)));
-        return format!("no exit is known{}", seen.unwrap_or_default());
+        return format!("{state}{}", seen.unwrap_or_default());
     };
     let mut words = time(at, zone);
     if let Some(seconds) = run.duration_seconds {
@@ -418,7 +419,7 @@ mod tests {
         let mut screens = vec![
             table(&runs, 0.0),
             comparison(&runs, 0.0),
-            report(&runs[0], &TimeZone::UTC),
+            report(&runs[0], 0.0, &TimeZone::UTC),
             advice(&advised),
         ];
         // the smallest first: the others are many times as large
@@ -434,8 +435,23 @@ mod tests {
     }
 
     #[test]
+    fn report_says_whether_a_run_without_an_exit_runs() {
+        let seen = 1_795_436_553.0;
+        let run = RunRecord { ended: None, last_sampled: Some(seen), ..run("train", "32", 1) };
+        let ended = |now| {
+            let text = report(&run, now, &TimeZone::UTC);
+            text.lines()
+                .find_map(|line| line.trim().strip_prefix("ended "))
+                .map(|words| words.trim().to_owned())
+        };
+        let at = "last seen at 2026-11-23 12:22:33+00:00";
+        assert_eq!(ended(seen + 60.0), Some(format!("it is running, {at}")));
+        assert_eq!(ended(seen + 3600.0), Some(format!("no exit is known, {at}")));
+    }
+
+    #[test]
     fn report_has_limit_exit_and_gpu() {
-        let text = report(&run("train", "32", 4 << 30), &TimeZone::UTC);
+        let text = report(&run("train", "32", 4 << 30), 0.0, &TimeZone::UTC);
         for part in [
             "train: run 3f2a1b4c5d6e-20261123T112233Z\n",
             "settings          batch_size=32",

@@ -23,7 +23,8 @@ pub fn page(run: &RunRecord, host: &str, why: Option<&str>) -> String {
         }
     }
     body.push_str("<h2>What it needed</h2><table>");
-    for (what, words) in report_rows(run, &TimeZone::UTC) {
+    // of a run that ended
+    for (what, words) in report_rows(run, f64::INFINITY, &TimeZone::UTC) {
         let _ = write!(body, "<tr><th>{}</th><td>{}</td></tr>", escape_html(&what), escape_html(&words));
     }
     format!(
