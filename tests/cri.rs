@@ -8,7 +8,7 @@ use memledger::config::CriSettings;
 use memledger::discover::ConnectionState;
 use memledger::discover::cri::{SocketSearch, find, messages};
 
-use crate::support::cgroups::{TestCgroup, is_v2, new_id, root};
+use crate::support::cgroups::{TestCgroup, is_v2, new_id, parent, root};
 use crate::support::cri::{ContainerSpec, Containerd, PodSpec};
 use crate::support::docker::{Engine, assert_no_series_twice, signal, unique};
 use crate::support::grpc::{Response, Server};
@@ -403,7 +403,7 @@ fn method(name: &str) -> String {
 
 fn crio_cgroup(pod: &str) -> TestCgroup {
     let id = new_id();
-    let top = "memledger-tests/kubepods.slice/kubepods-besteffort.slice";
+    let top = format!("{}/kubepods.slice/kubepods-besteffort.slice", parent());
     TestCgroup::at(&format!("{top}/kubepods-besteffort-pod{pod}.slice/crio-{id}.scope"), &id)
 }
 

@@ -11,7 +11,7 @@ use fake_nvml::{FakeNvml, State};
 
 use crate::prometheus::provided;
 use crate::support::docker::{Container, Engine, unique};
-use crate::support::{binary, eventually, holds_in_time};
+use crate::support::{binary, eventually, holds_in_time, test_label};
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -38,7 +38,7 @@ impl Image {
         let mut build = Command::new(repository().join("deploy/packages/image.sh"));
         build.env("DOCKER_HOST", format!("unix://{}", engine.socket.display()));
         // the label makes it an image of its own: removing one by its id must not take that of another test away
-        output_of(build.arg(binary()).args([&name, &format!("memledger.test={name}")]));
+        output_of(build.arg(binary()).args([&name, &format!("memledger.test={name}"), &test_label()]));
         Self { engine: engine.clone(), name }
     }
 }

@@ -9,7 +9,7 @@ use memledger::ledger::sources::kernel_log::{KernelLog, LogBackend, LogEntry};
 use memledger::ledger::sources::vmstat_oom::OomCounter;
 use memledger::parse::kernel_log::{Killed, Line, OomContext};
 
-use crate::support::cgroups::{TestCgroup, new_id};
+use crate::support::cgroups::{TestCgroup, new_id, parent};
 use crate::support::docker::{Engine, unique};
 use crate::support::python::Python;
 use crate::support::{eventually, eventually_true, in_v2_guest, skip};
@@ -215,7 +215,7 @@ fn kill_in_deeply_nested_cgroup_is_attributed_to_its_container() {
     for levels in [10, 20] {
         let id = new_id();
         let below = format!("/{}", "a-long-name-of-a-cgroup-".repeat(3)).repeat(levels);
-        let path = format!("/memledger-tests/{id}{below}");
+        let path = format!("/{}/{id}{below}", parent());
         let cgroup = TestCgroup::at(&path[1..], &id);
         cgroup.limit(16 << 20);
         let contexts = eventually("a kill with its path, which the kernel does not always print", || {

@@ -1,14 +1,15 @@
 #!/bin/bash
 # Lists what a run of the tests left on this machine: containers, volumes, images, cgroups, mounts, processes, files.
 #
-# Containers, volumes, images, cgroups (those that tests and runtimes name) and mounts are compared with those before the
-# run; a process is the run's if it has MEMLEDGER_TEST_RUN=ID in its environment; files are the entries of the run's own
-# TMPDIR. So nothing of the machine's own, and nothing of an earlier run, is taken for a leftover.
+# Others may use this machine too, and start containers or runs of their own meanwhile. So only what carries the id of the run is
+# looked for: containers, volumes and images have it in a label or in their name (memledger.test.run=ID, a project of Compose), cgroups in
+# their path, processes in their environment (MEMLEDGER_TEST_RUN=ID); mounts and files are those in the run's own folder. The cgroup of a
+# container that is gone is its engine's.
 #
-# usage: leftovers.sh before FOLDER      writes the state before the run into FOLDER
+# usage: leftovers.sh before FOLDER      makes the folder for the run's files, FOLDER/tmp, which is its TMPDIR
 #        leftovers.sh after FOLDER ID    prints what was left, one a line; fails if there is anything
 #        leftovers.sh remove FOLDER ID   removes what a run that was interrupted left, but for its files
-#        ID is that of $MEMLEDGER_TEST_RUN; files are searched in FOLDER/tmp
+#        $LEFTOVERS_WAIT   seconds for what has just ended to vanish, default 60
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=setup/lib.sh
@@ -16,26 +17,19 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 engine() { if has docker; then docker "$@" 2>/dev/null || true; fi; }
 
-# The cgroups that tests, the demo and their runtimes create; everything else is the machine's own. The engines' parents of
-# all containers, and that of all runs, are not listed: whoever runs the first one makes them.
-cgroups() {
-  find /sys/fs/cgroup -mindepth 1 -type d 2>/dev/null |
-    grep -E '/(memledger[^/]*|mlt[^/]*|docker|libpod[^/]*|kubepods[^/]*|k8s\.io|machine\.slice)(/|$)' |
-    grep -vE '/(docker|libpod_parent(/conmon)?|memledger)$' || true
+# in_engine ID: what the engine has of the run.
+in_engine() {
+  {
+    engine ps -a --no-trunc --format 'container {{.ID}} {{.Names}} {{.Labels}}'
+    engine volume ls --format 'volume {{.Name}} {{.Labels}}'
+    engine images --no-trunc --format 'image {{.ID}} {{.Repository}}:{{.Tag}}'
+    engine images --no-trunc --filter "label=memledger.test.run=$1" --format "image {{.ID}} {{.Repository}}:{{.Tag}} $1"
+  } | grep -F -- "$1" | cut -d' ' -f1-3 | sort -u || true
 }
 
-# Not the mounts that systemd makes for log-ins and services, nor an engine's own: the file systems and networks of its
-# running containers, which are found as containers, and the host's network, which it keeps from the first container on that
-# asks for it.
-mounts() { awk '{ print $2 }' /proc/self/mounts | grep -vE '^/run/(user|credentials|docker)/|^/var/lib/(docker|containers)/' || true; }
+cgroups() { find /sys/fs/cgroup -mindepth 1 -type d -path "*$1*" -printf 'cgroup %p\n' 2>/dev/null || true; }
 
-list() {
-  engine ps -a --no-trunc --format 'container {{.ID}} {{.Names}}'
-  engine volume ls --format 'volume {{.Name}}'
-  engine images --format 'image {{.Repository}}:{{.Tag}} {{.ID}}'
-  cgroups | sed 's/^/cgroup /'
-  mounts | sed 's/^/mount /'
-}
+mounts() { awk -v folder="$1/" 'index($2, folder) == 1 { print "mount " $2 }' /proc/self/mounts; }
 
 # The environment of a process with a locked memory map cannot be read: skip it.
 processes() {
@@ -49,16 +43,18 @@ processes() {
   done
 }
 
-# The shared parent of the tests' cgroups, which no test may remove while others run.
+# The shared parent of the run's cgroups, which no test may remove while others run.
 remove_parent() {
-  find /sys/fs/cgroup -maxdepth 2 -type d -name memledger-tests -print0 2>/dev/null |
+  find /sys/fs/cgroup -maxdepth 2 -type d -name "memledger-tests-$1" -print0 2>/dev/null |
     as_root xargs -0r rmdir --ignore-fail-on-non-empty 2>/dev/null || true
 }
 
 found() {
   local file
-  remove_parent
-  LC_ALL=C comm -13 <(LC_ALL=C sort "$1/before") <(list | LC_ALL=C sort)
+  remove_parent "$2"
+  in_engine "$2"
+  cgroups "$2"
+  mounts "$1"
   processes "$2"
   # a killed Python and a containerd that dumps its stacks leave these; they go with the folder
   find "$1/tmp" -mindepth 1 -maxdepth 1 ! -name 'pymp-*' ! -name 'containerd.*.stacks.log' | while IFS= read -r file; do
@@ -70,22 +66,27 @@ found() {
 # What has just ended needs a moment to vanish; how long depends on the machine, and what does not vanish is found anyway.
 after() {
   nothing() { [[ -z $(found "$@") ]]; }
-  if ! wait_until 60 nothing "$@"; then
+  if ! wait_until "${LEFTOVERS_WAIT:-60}" nothing "$@"; then
     found "$@"
     return 1
   fi
 }
 
-# Of what is new, only what tests and the demo make: others may use this machine too.
 remove() {
-  local kind what name demo
+  local kind what
   processes "$2" | while read -r _ what _; do as_root kill -KILL "$what" 2>/dev/null || true; done
-  demo=$(engine ps -aq --no-trunc --filter label=memledger.demo)
-  found "$@" | tac | while read -r kind what name; do
+  # the containers first: their cgroups go with them, and volumes and images are in use until then
+  in_engine "$2" | while read -r kind what _; do
     case $kind in
-      container) if [[ $name == mlt-* || $demo == *"$what"* ]]; then engine rm -f -v "$what" >/dev/null; fi ;;
-      mount) if [[ $what == "$1"/* ]]; then as_root umount -l "$what" || true; fi ;;
-      cgroup) as_root rmdir "$what" 2>/dev/null || true ;; # those of containers went with them
+      container) engine rm -f -v "$what" >/dev/null ;;
+      volume) engine volume rm -f "$what" >/dev/null ;;
+      image) engine rmi -f "$what" >/dev/null ;;
+    esac
+  done
+  { cgroups "$2"; mounts "$1"; } | tac | while read -r kind what; do
+    case $kind in
+      mount) as_root umount -l "$what" || true ;;
+      cgroup) wait_until 5 as_root rmdir "$what" || true ;; # its last processes may still be exiting
     esac
   done
 }
@@ -94,7 +95,6 @@ case ${1:-} in
   before)
     mkdir -p "${2:?}/tmp"
     chmod 1777 "$2/tmp"
-    list >"$2/before"
     ;;
   after) after "${2:?}" "${3:?}" ;;
   remove) remove "${2:?}" "${3:?}" ;;

@@ -19,6 +19,7 @@ mod inside;
 mod kernel_log;
 mod kernel_log_file;
 mod layers;
+mod leftovers;
 mod names;
 mod oom;
 mod otlp;

@@ -2,11 +2,15 @@
 
 use std::process::{Command, Stdio};
 
-use crate::support::{Memledger, eventually_true, holds_in_time, processes_naming, run, skip};
+use crate::support::cgroups::{parent, remove_tree_everywhere};
+use crate::support::docker::unique;
+use crate::support::{Memledger, eventually_true, holds_in_time, processes_naming, run, skip, test_label};
 
 /// A service with its socket and storage, removed when dropped.
 pub struct Podman {
     dir: tempfile::TempDir,
+    /// What its cgroups are below, relative to the root of a hierarchy.
+    cgroup: String,
     service: Option<std::process::Child>,
 }
 
@@ -18,7 +22,8 @@ impl Podman {
             return None;
         }
         let dir = tempfile::Builder::new().prefix("mlt-podman-").tempdir().expect("a folder");
-        let mut podman = Self { dir, service: None };
+        let cgroup = format!("{}/{}", parent(), unique("podman"));
+        let mut podman = Self { dir, cgroup, service: None };
         let socket = format!("unix://{}", podman.socket());
         let mut service = podman.command(&["system", "service", "-t", "0", &socket]);
         podman.service = Some(service.stderr(Stdio::null()).spawn().expect("podman starts"));
@@ -54,7 +59,10 @@ impl Podman {
     /// Runs a container, with ulimits for hosts where they cannot be raised.
     pub fn run(&self, name: &str, options: &[&str], seconds: &str) -> String {
         let fixed = ["run", "-d", "--name", name, "--network", "none", "--ulimit", "nofile=1024:1024"];
-        let command = ["--ulimit", "nproc=1024:1024", "memledger-test:1", "/busybox/sleep", seconds];
+        let parent = format!("--cgroup-parent=/{}/libpod_parent", self.cgroup);
+        let label = format!("--label={}", test_label());
+        let command =
+            [&*parent, &label, "--ulimit", "nproc=1024:1024", "memledger-test:1", "/busybox/sleep", seconds];
         self.ok(&[&fixed[..], options, &command[..]].concat())
     }
 }
@@ -68,6 +76,7 @@ impl Drop for Podman {
         }
         // the monitor of each container starts one more podman, which makes its folders anew where they are gone
         holds_in_time(|| processes_naming(&self.dir.path().join("root")).is_empty());
+        remove_tree_everywhere(&self.cgroup);
     }
 }
 

@@ -64,7 +64,7 @@ clean() {
   fi
   kill ${python:+"$python"} ${other:+"$other"} 2>/dev/null || true
   if [[ -n $other ]]; then wait "$other" 2>/dev/null || true; fi
-  if ((status > 128)) && [[ -e $work/before ]]; then
+  if ((status > 128)) && [[ -e $work/tmp ]]; then
     env -u MEMLEDGER_TEST_RUN tests/leftovers.sh remove "$work" "$MEMLEDGER_TEST_RUN" || true
   fi
   as_root rm -rf --one-file-system "$work"
@@ -94,7 +94,7 @@ for line in sys.stdin:
 export RUST_BACKTRACE=0
 # the same cases in each run; `make check` draws new ones
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-7}
-export MEMLEDGER_TEST_RUN=$$.$RANDOM
+export MEMLEDGER_TEST_RUN=$(test_run)
 env -u MEMLEDGER_TEST_RUN tests/leftovers.sh before "$work"
 export TMPDIR=$work/tmp
 if ((EUID != 0)); then
@@ -189,7 +189,7 @@ fi
 phase 'the check for leftovers'
 
 # An image that was removed while its last container was being removed has lost its name and stays: by the label of tests.
-docker image prune --force --filter label=memledger.test >/dev/null 2>&1 || true
+docker image prune --force --filter "label=memledger.test.run=$MEMLEDGER_TEST_RUN" >/dev/null 2>&1 || true
 if left=$(env -u MEMLEDGER_TEST_RUN tests/leftovers.sh after "$work" "$MEMLEDGER_TEST_RUN"); then
   echo "nothing was left behind"
 else

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use fake_nvml::{FakeNvml, Process, State};
 use serde_json::Value;
 
-use crate::support::cgroups::remove_everywhere;
+use crate::support::cgroups::{remove_everywhere, root};
 use crate::support::docker::unique;
 use crate::support::{Memledger, binary, eventually, eventually_true, in_v2_guest, terminate};
 
@@ -162,6 +162,11 @@ fn exit_status_input_and_output_are_those_of_the_command() {
         // as a shell would start it: no signal is blocked
         let masks = runs.run(flags, &["grep", "SigBlk", "/proc/self/status"]);
         assert!(String::from_utf8_lossy(&masks.stdout).ends_with("0000000000000000\n"), "{masks:?}");
+    }
+    // no cgroup of these runs is left
+    for record in records(&runs.path("spool")) {
+        let cgroup = root().join("memledger").join(record["id"].as_str().unwrap());
+        assert!(!cgroup.exists(), "{}", cgroup.display());
     }
     for wrong in [&["run"][..], &["run", "--memory=3", "true"], &["run", "--name=a b", "true"]] {
         assert_eq!(

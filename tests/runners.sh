@@ -7,6 +7,9 @@
 
 results() { python3 -B tests/results.py "$@"; }
 
+# test_run: prints an id of a run of the tests, which no other name contains.
+test_run() { printf 'r%dx%06x' $$ $((RANDOM * 32768 + RANDOM & 0xffffff)); }
+
 # fail WHAT: records that something failed that is no test, or that tests could not run.
 fail() { echo "run failed $1" >>"$work/results"; }
 

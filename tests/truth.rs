@@ -527,7 +527,7 @@ fn own_limit_sets_limit_effective_limit_and_headroom() {
 fn lower_parent_limit_is_effective_and_sibling_reduces_headroom() {
     // 12 digits: with all 64 the parent would be taken for a container
     let parent_id = new_id()[..12].to_owned();
-    let parent_path = format!("memledger-tests/parent-{parent_id}");
+    let parent_path = format!("{}/parent-{parent_id}", crate::support::cgroups::parent());
     let parent = TestCgroup::at(&parent_path, &parent_id);
     let (id, sibling_id) = (new_id(), new_id());
     let cgroup = TestCgroup::at(&format!("{parent_path}/{id}"), &id);

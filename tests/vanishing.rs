@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::support::cgroups::{TestCgroup, is_v2, new_id};
+use crate::support::cgroups::{TestCgroup, is_v2, new_id, parent};
 use crate::support::python::Python;
 use crate::support::{Memledger, Metrics, eventually, in_v2_guest, reaches};
 
@@ -40,7 +40,7 @@ impl TestIds {
 }
 
 fn container(id: &str) -> TestCgroup {
-    TestCgroup::at(&format!("memledger-tests/{id}"), id)
+    TestCgroup::at(&format!("{}/{id}", parent()), id)
 }
 
 /// Asserts that no collector failed and that no read error was counted.
@@ -363,7 +363,7 @@ fn shows_and_removes_thousands_of_containers() {
 #[test]
 fn finds_ids_in_every_layout_and_merges_nested_containers() {
     let mut ids = TestIds::new();
-    let tree = format!("memledger-tests/tree-{}", &ids.id()[..12]);
+    let tree = format!("{}/tree-{}", parent(), &ids.id()[..12]);
     let layouts = [
         ("docker/ID", "docker"),
         ("system.slice/docker-ID.scope", "docker"),

@@ -178,7 +178,8 @@ class Folder:
     """The demo's own folder, locked while the demo runs. Its name is the demo's mark."""
 
     def __init__(self):
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        # images and cgroups of the demo have this name: of a test, with the run of the tests
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX + os.environ.get("MEMLEDGER_TEST_RUN", "")))
         self.path.chmod(0o755)  # the library and the rules are not secret
         self.lock = (self.path / "lock").open("w")
         fcntl.flock(self.lock, fcntl.LOCK_EX)

@@ -15,6 +15,8 @@ from pathlib import Path
 from processes import Trouble, attempt, await_, die_with_the_demo, run
 
 LABEL = "memledger.demo"
+# of a demo that a test runs: by it the tests find what they left behind
+OF_A_TEST = [f"--label=memledger.test.run={os.environ['MEMLEDGER_TEST_RUN']}"] if os.environ.get("MEMLEDGER_TEST_RUN") else []
 SOCKET = "/var/run/docker.sock"
 DOCKER = ("docker", "-H", f"unix://{SOCKET}")  # the engine of this machine, whatever the client's configuration
 MIB = 1 << 20
@@ -52,7 +54,7 @@ class Docker:
 
     def start(self, training):
         name = self.name(training)
-        words = [*DOCKER, "run", "-d", "--name", name, "--network", "none", f"--label={LABEL}={self.mark}"]
+        words = [*DOCKER, "run", "-d", "--name", name, "--network", "none", f"--label={LABEL}={self.mark}", *OF_A_TEST]
         words += [f"--memory={training.limit}m", f"--memory-swap={training.limit}m", f"--hostname={training.name[:60]}"]
         words += [f"--env={key}={value}" for key, value in training.settings.items()]
         words += [f"--label={key}={value}" for key, value in training.labels.items()]

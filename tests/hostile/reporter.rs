@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::{AttackTest, Attacker, LABEL, has_memory};
 use crate::support::Metrics;
-use crate::support::cgroups::{TestCgroup, new_id};
+use crate::support::cgroups::{TestCgroup, new_id, parent};
 
 /// Counts a hundred steps, and a hundred more with each input line.
 const REGULAR_PROGRAM: &str = "
@@ -151,7 +151,7 @@ fn messages_over_inherited_connection_are_rejected_with_their_descriptors() {
 fn process_in_a_cgroup_named_after_another_container_reports_for_its_own() {
     let regular = Attacker::limited(64);
     let own = new_id();
-    let path = format!("memledger-tests/{own}/docker/{}", regular.cgroup.id);
+    let path = format!("{}/{own}/docker/{}", parent(), regular.cgroup.id);
     let attacker = Attacker { cgroup: TestCgroup::at(&path, &own), process: None };
     attack_by(
         attacker,

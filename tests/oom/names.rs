@@ -1,7 +1,7 @@
 //! Names: processes that forge kernel messages, long cgroup paths, recreated containers, and reused pids.
 
 use super::unrecorded::{NO_LEDGER, verb};
-use crate::support::cgroups::{TestCgroup, new_id, remove_everywhere, root};
+use crate::support::cgroups::{TestCgroup, new_id, parent, remove_everywhere, root};
 use crate::support::oom::{
     KILLS, Ledger, Scene, cgroup_of, oom_kills, wait_for_cgroups_in_the_log, write_kernel_log,
 };
@@ -96,7 +96,7 @@ fn case_18_cgroup_that_a_user_names_after_a_container_is_not_the_container() {
     let ended = scene.run_known(&ledger, "ended", &[], &["hold"]);
     ended.docker(&["stop", "-t", "0"]);
     ledger.ends(&ended.name, "stopped", 1);
-    let folder = format!("memledger-tests/{}", &new_id()[..12]);
+    let folder = format!("{}/{}", parent(), &new_id()[..12]);
     let mut kills = 0;
     for id in [&running.id, &ended.id] {
         for path in [
@@ -129,7 +129,7 @@ fn case_18_cgroup_that_a_user_names_after_a_container_is_not_the_container() {
 fn container_below_the_cgroup_of_a_job_is_one_by_its_engines_word() {
     let Some(scene) = Scene::new("inside") else { return };
     let ledger = scene.start_memledger(&[]);
-    let parent = format!("memledger-tests/{}/slurm_vm/uid_0/job_1", &new_id()[..12]);
+    let parent = format!("{}/{}/slurm_vm/uid_0/job_1", parent(), &new_id()[..12]);
     let flag = format!("--cgroup-parent=/{parent}");
     let container = scene.run_known(&ledger, "it", &[&flag], &["seq=1:eat", "hold"]);
     if !cgroup_of(container.pid()).starts_with(root().join(&parent)) {
@@ -173,7 +173,7 @@ fn run_until_killed(scene: &Scene, cgroup: &TestCgroup, hog: Python) {
 fn kill_at_depth(scene: &Scene, ledger: &Ledger, bytes: usize) -> TestCgroup {
     let id = new_id();
     let level = "l".repeat(150);
-    let mut path = format!("memledger-tests/long-{}-{bytes}", &id[..12]);
+    let mut path = format!("{}/long-{}-{bytes}", parent(), &id[..12]);
     while path.len() + 64 + level.len() < bytes {
         path = format!("{path}/{level}");
     }

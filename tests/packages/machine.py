@@ -16,7 +16,8 @@ _numbers = itertools.count(1)
 
 
 def unique(what):
-    return f"mlt-{os.getpid()}-{next(_numbers)}-{what}"
+    """A name of containers, images, projects of Compose (whose volumes have it too) and cgroups, with the run of the tests in it."""
+    return f"mlt-{os.environ.get('MEMLEDGER_TEST_RUN', 'local')}-{os.getpid()}-{next(_numbers)}-{what}"
 
 
 def output_of(*command, **options):

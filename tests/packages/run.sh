@@ -19,7 +19,7 @@ set -a
 # shellcheck disable=SC1090,SC1091 # written by setup.sh
 . "$(tests/setup/setup.sh cache)/env"
 set +a
-export MEMLEDGER_TEST_PACKAGES=$packages MEMLEDGER_TEST_RUN=$$.$RANDOM MEMLEDGER_TEST_CARGO_HOME=${CARGO_HOME:-${HOME:-/root}/.cargo}
+export MEMLEDGER_TEST_PACKAGES=$packages MEMLEDGER_TEST_RUN=$(test_run) MEMLEDGER_TEST_CARGO_HOME=${CARGO_HOME:-${HOME:-/root}/.cargo}
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/mlt.XXXXXX")
 chmod 755 "$work"
@@ -27,7 +27,7 @@ chmod 755 "$work"
 clean() {
   local status=$?
   trap '' INT TERM HUP
-  if ((status > 128)) && [[ -e $work/before ]]; then
+  if ((status > 128)) && [[ -e $work/tmp ]]; then
     env -u MEMLEDGER_TEST_RUN tests/leftovers.sh remove "$work" "$MEMLEDGER_TEST_RUN" || true
   fi
   as_root rm -rf --one-file-system "$work"

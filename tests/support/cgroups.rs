@@ -20,7 +20,12 @@ pub fn new_id() -> String {
     format!("{:06x}{:06x}{:052x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed), 0xfeed)
 }
 
-/// A cgroup below `memledger-tests` of the real hierarchy. Drop kills its processes and removes it with the parent levels
+/// Returns the cgroup that all cgroups of this run of the tests are below.
+pub fn parent() -> String {
+    format!("memledger-tests-{}", super::test_run())
+}
+
+/// A cgroup below [`parent`] in the real hierarchy. Drop kills its processes and removes it with the parent levels
 /// that it created.
 pub struct TestCgroup {
     pub path: PathBuf,
@@ -30,10 +35,10 @@ pub struct TestCgroup {
 }
 
 impl TestCgroup {
-    /// Creates a cgroup named like a container of Docker's cgroupfs driver: `/memledger-tests/<64 hex>`.
+    /// Creates a cgroup named like a container of Docker's cgroupfs driver: `<64 hex>` below [`parent`].
     pub fn container() -> Self {
         let id = new_id();
-        Self::at(&format!("memledger-tests/{id}"), &id)
+        Self::at(&format!("{}/{id}", parent()), &id)
     }
 
     /// Creates a cgroup at a path below the root, and enables the controllers on the way.
@@ -107,8 +112,8 @@ impl Drop for TestCgroup {
             std::fs::remove_dir(&self.path).map_err(|error| error.raw_os_error()) != Err(Some(16))
         });
         // of several cgroups below one level, whichever is dropped last removes it: rmdir fails while another one is in it
-        let shared = self.path.ancestors().skip(1).take_while(|level| !level.ends_with("memledger-tests"));
-        let is_test_folder = self.path.components().any(|part| part.as_os_str() == "memledger-tests");
+        let shared = self.path.ancestors().skip(1).take_while(|level| !level.ends_with(parent()));
+        let is_test_folder = self.path.components().any(|part| part.as_os_str() == parent().as_str());
         for level in shared.filter(|level| is_test_folder || self.created.iter().any(|made| made == level)) {
             let _ = std::fs::remove_dir(level);
         }
@@ -126,6 +131,29 @@ pub fn remove_everywhere(relative: &Path) -> bool {
         let _ = std::fs::remove_dir(path);
     }
     !paths.iter().any(|path| path.exists())
+}
+
+/// Removes cgroups without processes in every hierarchy, by the path of the topmost. The last processes may still be exiting.
+pub fn remove_tree_everywhere(relative: &str) {
+    let hierarchies = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+    for root in hierarchies.map(|entry| entry.path()).chain(["/sys/fs/cgroup".into()]) {
+        for _ in 0..100 {
+            if remove_tree(&root.join(relative)) {
+                break;
+            }
+            std::thread::park_timeout(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+/// Removes cgroups without processes bottom-up. Returns true if nothing is left.
+fn remove_tree(path: &Path) -> bool {
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_tree(&entry.path());
+        }
+    }
+    std::fs::remove_dir(path).map_or_else(|error| error.kind() == std::io::ErrorKind::NotFound, |()| true)
 }
 
 /// Creates a cgroup and its parent levels; returns its path and the levels that did not exist.
@@ -156,6 +184,6 @@ fn try_create(relative: &str) -> std::io::Result<(PathBuf, Vec<PathBuf>)> {
             Err(error) => return Err(error),
         }
     }
-    created.retain(|level| *level != path && !level.ends_with("memledger-tests"));
+    created.retain(|level| *level != path && !level.ends_with(parent()));
     Ok((path, created))
 }

@@ -210,7 +210,8 @@ impl Containerd {
         };
         let folder = tempfile::Builder::new().prefix("mlt-cri-").tempdir().expect("a folder");
         let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let cgroup = format!("memledger-tests/{}", unique("kubepods").replace("-kubepods", "/kubepods"));
+        let own = unique("kubepods").replace("-kubepods", "/kubepods");
+        let cgroup = format!("{}/{own}", super::cgroups::parent());
         let mut this = Self { folder, tokio: tokio.expect("a runtime"), child: None, cgroup };
         std::fs::write(this.path("config.toml"), this.configuration()).expect("a file");
         this.launch();
@@ -447,25 +448,6 @@ impl Drop for Containerd {
             }
         }
         let top = self.cgroup.rsplit_once('/').map_or("", |(top, _)| top);
-        let hierarchies = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
-        for root in hierarchies.map(|entry| entry.path()).chain(["/sys/fs/cgroup".into()]) {
-            // the last processes may still be exiting
-            for _ in 0..100 {
-                if remove_cgroups(&root.join(top)) {
-                    break;
-                }
-                std::thread::park_timeout(std::time::Duration::from_millis(20));
-            }
-        }
+        super::cgroups::remove_tree_everywhere(top);
     }
-}
-
-/// Removes empty cgroups bottom-up. Returns true if nothing is left.
-fn remove_cgroups(path: &Path) -> bool {
-    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_cgroups(&entry.path());
-        }
-    }
-    std::fs::remove_dir(path).map_or_else(|error| error.kind() == std::io::ErrorKind::NotFound, |()| true)
 }

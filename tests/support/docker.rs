@@ -43,12 +43,20 @@ impl Engine {
         }
     }
 
-    /// Runs the client and returns its standard output without the last line feed.
+    /// Runs the client and returns its standard output without the last line feed. What it creates has the label of this run.
     pub fn try_docker(&self, arguments: &[&str]) -> Result<String, String> {
         let host = format!("unix://{}", self.socket.display());
+        let (verb, rest) = arguments.split_at(match arguments {
+            ["run" | "create" | "build", ..] => 1,
+            ["volume" | "container" | "image" | "network", "run" | "create" | "build", ..] => 2,
+            _ => 0,
+        });
+        let label = ["--label".to_owned(), super::test_label()];
         let output = Command::new("docker")
             .args(["-H", &host])
-            .args(arguments)
+            .args(verb)
+            .args(label.iter().filter(|_| !verb.is_empty()))
+            .args(rest)
             .stdin(Stdio::null())
             .output()
             .map_err(|error| format!("docker: {error}"))?;

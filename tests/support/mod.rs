@@ -123,6 +123,17 @@ pub fn binary() -> PathBuf {
     std::env::var_os("MEMLEDGER_BIN").map_or_else(|| env!("CARGO_BIN_EXE_memledger").into(), PathBuf::from)
 }
 
+/// Returns the id of this run of the tests: what they create has it in a label or in its name, so that `tests/leftovers.sh` takes nothing
+/// of anybody else for theirs. Without `tests/run.sh` it is `local`.
+pub fn test_run() -> String {
+    std::env::var("MEMLEDGER_TEST_RUN").unwrap_or_else(|_| "local".to_owned())
+}
+
+/// Returns the label of what an engine creates in this run.
+pub fn test_label() -> String {
+    format!("memledger.test.run={}", test_run())
+}
+
 /// Returns true inside the cgroup v2 guest.
 pub fn in_v2_guest() -> bool {
     std::env::var_os("MEMLEDGER_V2HOST").is_some()

@@ -261,7 +261,14 @@ impl Scene {
     fn end_of(&self, what: &str, command: &[&str]) -> (i32, usize) {
         let output = Command::new("docker")
             .args(["-H", &format!("unix://{}", self.engine.socket.display()), "run", "--rm"])
-            .args(["--network", "none", "--name", &self.container_name(what)])
+            .args([
+                "--label",
+                &super::test_label(),
+                "--network",
+                "none",
+                "--name",
+                &self.container_name(what),
+            ])
             .args(self.flags(&[]))
             .arg(&self.engine.image)
             .args(steps(command))
@@ -436,7 +443,8 @@ impl CgroupParent {
         let (flag, relative) = if in_v2_guest() {
             (format!("--cgroup-parent={name}.slice"), format!("{name}.slice"))
         } else {
-            (format!("--cgroup-parent=/memledger-tests/{name}"), format!("memledger-tests/{name}"))
+            let relative = format!("{}/{name}", cgroups::parent());
+            (format!("--cgroup-parent=/{relative}"), relative)
         };
         Self { folder: cgroups::root().join(&relative), relative: relative.into(), flag }
     }
