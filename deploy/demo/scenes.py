@@ -276,6 +276,7 @@ NOT_PLAYED = {
     "MemledgerSeriesDropped": "that takes thousands of containers",
     "MemledgerPanicked": "each one is a bug",
     "MemledgerOtlpDown": "the demo exports nothing by OTLP",
+    "MemledgerNotReceived": "the demo exports nothing by OTLP",
     "MemledgerReportsFailing": "the demo writes no reports of runs",
     "MemledgerContainerGpuMemoryLeakSuspected": "no program of the demo reports from inside, and one would have to for two hours",
     "MemledgerGpuDriverFailing": "it fires by chance: an hour of restarts is a minute of the demo; a process that hangs in the kernel needs a real driver",

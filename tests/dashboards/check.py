@@ -14,6 +14,7 @@ import yaml
 
 import boards
 import catalog
+import portable
 import promql
 
 # The variables of the dashboard of a container, and the labels that they select by.
@@ -65,12 +66,18 @@ NOT_TITLES = {
 }  # fmt: skip
 
 
+# Flags of other programs in the documents.
+OTHER_FLAGS = {"web.enable-otlp-receiver", "web.enable-remote-write-receiver"}
+
+
 class Check:
     """The errors found in one tree of files."""
 
     def __init__(self, root):
         self.root = root
         self.errors = []
+        # each function that would count births at VictoriaMetrics: (where, function, series, why it is safe)
+        self.differences = []
         self.families = catalog.families(root)
         self.table = catalog.table(root)
         self.reader = promql.Reader(self.table)
@@ -212,6 +219,7 @@ class Check:
             self.grouped(where, node)
         self.counters(where, tree)
         self.own(where, tree)
+        self.portable(where, tree)
         if panel is None:
             return
         legend = boards.LEGEND.findall(target["legendFormat"])
@@ -299,6 +307,11 @@ class Check:
 
         look(tree, False)
 
+    def portable(self, where, tree, name=""):
+        self.differences += [(where, *found) for found in portable.differences(tree, name)]
+        for message in portable.errors(tree, name):
+            self.error(where, message)
+
     def fits(self, where, panel, target, tree):
         unit = self.reader.unit(tree)
         if unit not in GRAFANA_UNITS:
@@ -352,6 +365,8 @@ class Check:
             name = rule.get("record") or rule["alert"]
             where = f"{file} {name}"
             tree = self.query(where, rule["expr"])
+            if tree:
+                self.portable(where, tree, name)
             if "record" in rule:
                 if not re.fullmatch(r"[a-z_]+:memledger_\w+:\w+", name):
                     self.error(where, "the name does not have the form level:metric:operations")
@@ -452,7 +467,7 @@ class Check:
                 if verb not in verbs:
                     self.error(path.name, f"no such command: `memledger {verb}`")
             for setting in re.findall(r"--((?:no-)?[a-z]+\.[a-z.-]+[a-z])", text):
-                if setting not in settings and setting.removeprefix("no-") not in settings:
+                if setting not in settings | OTHER_FLAGS and setting.removeprefix("no-") not in settings:
                     self.error(path.name, f"no such setting: --{setting}")
             for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
                 if not (path.parent / link).exists():
@@ -473,6 +488,8 @@ def main():
     check = Check(root)
     for message in check.all():
         print(message)
+    for where, function, series, why in check.differences:
+        print(f"{function}({series}) in {where}: {why or 'not safe'}")
     queries = sum(len(list(boards.queries(board))) for board in check.boards.values())
     print(f"{queries} queries of {len(check.boards)} dashboards, {len(check.families)} families, {len(check.errors)} errors")
     sys.exit(bool(check.errors))

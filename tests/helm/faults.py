@@ -93,7 +93,7 @@ MUTATIONS = [
     ("a named threshold that is not changed", text(T + "prometheusrule.yaml", '(printf "${1}%v" $threshold)', '"${0}"'), monitoring.changed, None, "is not the file with"),
     ("two releases on one node", text(HELM + "ci/mixed-cpu-values.yaml", "{key: nvidia.com/gpu.present,", "{key: nvidia.com/gpu.count,"), monitoring.mixed, None, "runs on GPU nodes too"),
     ("a changed expression", text(T + "prometheusrule.yaml", "toYaml $groups", 'toYaml $groups | replace "> 0.75" "> 0.7"'), monitoring.as_they_are, None, "alerts.yml is not the file's"),
-    ("rules that promtool does not take", text(T + "prometheusrule.yaml", "toYaml $groups", 'toYaml $groups | replace "increase(" "increse("'), monitoring.checked, None, "promtool check rules"),
+    ("rules that promtool does not take", text(T + "prometheusrule.yaml", "toYaml $groups", 'toYaml $groups | replace "min_over_time(" "min_over_tme("'), monitoring.checked, None, "promtool check rules"),
     ("alerts that do not fire", text(T + "prometheusrule.yaml", "toYaml $groups", 'toYaml $groups | replace "> 0.85" "> 0.99"'), monitoring.checked, None, "promtool test rules"),
     ("a job of another name", text(T + "_helpers.tpl", "- {targetLabel: job, replacement: memledger}\n", ""), monitoring.scraped, None, "'job': 'monitor/other'"),
     ("labels that end with the pod", text(T + "_helpers.tpl", "regex: pod|container", "regex: container"), monitoring.scraped, None, "'pod': 'memledger-x7f2p'"),
