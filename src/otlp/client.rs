@@ -226,7 +226,9 @@ mod tests {
     #[tokio::test]
     async fn status_decides_about_errors_with_long_bodies() {
         let long = 2 * MAX_RESPONSE_BYTES;
-        for (status, wanted) in [("400", RejectKind::Content), ("404", RejectKind::Other)] {
+        for (status, wanted) in
+            [("400", RejectKind::Content), ("404", RejectKind::Unsupported), ("500", RejectKind::Other)]
+        {
             let found = result(status, long).await;
             assert!(
                 matches!(&found, Ok(ExportResult::Rejected { kind, .. }) if *kind == wanted),

@@ -52,6 +52,7 @@ pub async fn run(context: &OtlpContext, mut exporter: RetryingExporter, event_re
         progress.acknowledged = progress.acknowledged.max(stored.unwrap_or(0));
         let mut delay = POLL_INTERVAL;
         if stored.is_some()
+            && !exporter.is_disabled()
             && exported != Some(written)
             && (exporter.remaining_backoff().is_zero() || is_stopping)
         {
@@ -192,6 +193,10 @@ impl PoisonBisect {
             {
                 *self = Self { max_events: 1, suspects: self.suspects + 1, last_suspect: batch.last };
                 NextStep::SendOthers
+            }
+            DeliveryOutcome::Rejected(RejectKind::Unsupported) => {
+                exporter.back_off_unsupported();
+                NextStep::BackOff
             }
             DeliveryOutcome::Rejected(kind) => {
                 if kind != RejectKind::Other {

@@ -10,6 +10,7 @@ use axum::body::Bytes;
 
 use super::OtlpContext;
 use super::metric_batches::MetricBatches;
+use super::response::RejectKind;
 use super::retry::{DeliveryOutcome, RetryingExporter};
 use super::temporality::{CounterStates, Origins};
 use crate::clock::Timestamp;
@@ -78,7 +79,7 @@ async fn export(
             DeliveryOutcome::Rejected(kind) => {
                 exporter.count(0, count, LossReason::Refused);
                 is_accepted = false;
-                if kind == super::response::RejectKind::Other {
+                if matches!(kind, RejectKind::Other | RejectKind::Unsupported) {
                     exporter.count(0, batches.remaining() as u64, LossReason::Refused);
                     break;
                 }

@@ -37,7 +37,7 @@ use tokio::sync::{Semaphore, watch};
 use client::OtlpClient;
 pub use metric_batches::{MetricBatch, MetricBatches};
 pub use resource::{ResourceInfo, resource};
-use response::ExportResult;
+use response::{ExportResult, RejectKind, unsupported_advice};
 use retry::{RetryingExporter, Stop};
 pub use temporality::{CounterStates, Origins, PendingPoint};
 use traces::SpanQueue;
@@ -182,18 +182,32 @@ static LEDGER_PERMIT: Semaphore = Semaphore::const_new(1);
 static FILE_PERMITS: [Semaphore; OtlpSignal::ALL.len()] =
     [const { Semaphore::const_new(1) }; OtlpSignal::ALL.len()];
 
+/// Why a probe failed.
+#[derive(Debug)]
+pub struct ProbeFailure {
+    /// A message for people.
+    pub reason: String,
+    /// What to do, where the endpoint is no receiver of the signal.
+    pub advice: Option<&'static str>,
+}
+
 /// Sends an empty request to an endpoint.
 ///
 /// # Errors
-/// The export failed; a message for people.
-pub async fn probe(target: &OtlpTarget, signal: OtlpSignal, timeout: Duration) -> Result<(), String> {
+/// The export failed.
+pub async fn probe(target: &OtlpTarget, signal: OtlpSignal, timeout: Duration) -> Result<(), ProbeFailure> {
     let target = Arc::new(target.clone());
     let export = async { OtlpClient::open(&target, signal).await?.send(Bytes::new()).await };
     match tokio::time::timeout(timeout, export).await {
         Ok(Ok(ExportResult::Accepted { .. })) => Ok(()),
-        Ok(Ok(ExportResult::Rejected { reason, .. } | ExportResult::Retry { reason, .. }))
-        | Ok(Err(reason)) => Err(reason),
-        Err(_) => Err(format!("timed out after {timeout:?}")),
+        Ok(Ok(ExportResult::Rejected { kind, reason })) => {
+            let advice = (kind == RejectKind::Unsupported).then(|| unsupported_advice(signal));
+            Err(ProbeFailure { reason, advice })
+        }
+        Ok(Ok(ExportResult::Retry { reason, .. }) | Err(reason)) => {
+            Err(ProbeFailure { reason, advice: None })
+        }
+        Err(_) => Err(ProbeFailure { reason: format!("timed out after {timeout:?}"), advice: None }),
     }
 }
 

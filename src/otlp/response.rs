@@ -9,6 +9,7 @@ use tonic::codegen::http::{HeaderMap, StatusCode, header};
 use tonic::{Code, Status};
 
 use crate::export::events::sanitize_for_terminal;
+use crate::stats::otlp_stats::OtlpSignal;
 use crate::text::{error_chain, first_chars};
 
 /// Longest text of an endpoint that is logged, in characters.
@@ -49,8 +50,25 @@ pub enum RejectKind {
     Content,
     /// Its size.
     Size,
-    /// A reason apart from this request: not authorized, no such path, a failure.
+    /// Its signal, or its path: the endpoint is no receiver of this signal.
+    Unsupported,
+    /// A reason apart from this request: not authorized, a failure.
     Other,
+}
+
+/// Returns what to do where an endpoint is no receiver of a signal. Prometheus and VictoriaMetrics receive metrics alone.
+pub fn unsupported_advice(signal: OtlpSignal) -> &'static str {
+    match signal {
+        OtlpSignal::Metrics => {
+            "correct the path of the endpoint: http://HOST:9090/api/v1/otlp for Prometheus, with its receiver enabled, \
+             http://HOST:8428/opentelemetry for VictoriaMetrics"
+        }
+        OtlpSignal::Logs => {
+            "this receiver takes no logs, as Prometheus (404) and VictoriaMetrics (400): set --no-otlp.logs, or another \
+             endpoint for logs by OTEL_EXPORTER_OTLP_LOGS_ENDPOINT; events stay in the ledger"
+        }
+        OtlpSignal::Traces => "this receiver takes no traces: leave out --otlp.traces",
+    }
 }
 
 /// `google.rpc.Status`, the details of an error.
@@ -140,6 +158,7 @@ pub fn from_status(status: &Status) -> ExportResult {
         Code::ResourceExhausted if after.is_some() => ExportResult::Retry { after, reason },
         Code::ResourceExhausted => reject(RejectKind::Size),
         Code::InvalidArgument => reject(RejectKind::Content),
+        Code::Unimplemented => reject(RejectKind::Unsupported),
         _ => reject(RejectKind::Other),
     }
 }
@@ -167,7 +186,10 @@ pub fn from_http(status: StatusCode, headers: &HeaderMap, body: &[u8], now: f64)
             let value = headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
             ExportResult::Retry { after: value.and_then(|value| retry_after(value, now)), reason }
         }
+        // VictoriaMetrics' response to each path that it has not
+        400 if message.contains("unsupported path") => reject(RejectKind::Unsupported),
         400 => reject(RejectKind::Content),
+        404 | 405 | 501 => reject(RejectKind::Unsupported),
         413 => reject(RejectKind::Size),
         _ => reject(RejectKind::Other),
     }
@@ -231,6 +253,30 @@ mod tests {
         assert!(!is_accepted(200, Some("text/html"), b"") && !is_accepted(200, None, b"<html>"));
         assert!(!is_accepted(200, protobuf, b"<html>") && !is_accepted(200, Some("application/json"), b"{}"));
         assert!(!matches!(accepted(b"<html>"), ExportResult::Accepted { .. }), "over gRPC too");
+    }
+
+    #[test]
+    fn recognizes_receivers_without_a_signal() {
+        let kind = |result| match result {
+            ExportResult::Rejected { kind, .. } => kind,
+            other => panic!("{other:?}"),
+        };
+        let of_http = |status, body: &str| {
+            let status = StatusCode::from_u16(status).unwrap();
+            kind(from_http(status, &HeaderMap::new(), body.as_bytes(), 0.0))
+        };
+        assert_eq!(of_http(404, "404 page not found\n"), RejectKind::Unsupported, "Prometheus");
+        let path = "remoteAddr: \"127.0.0.1:1\"; requestURI: /opentelemetry/v1/logs; \
+                    unsupported path requested: \"/opentelemetry/v1/logs\"";
+        assert_eq!(of_http(400, path), RejectKind::Unsupported, "VictoriaMetrics");
+        assert_eq!(of_http(400, "invalid timestamp"), RejectKind::Content);
+        assert_eq!(of_http(401, "404 page not found"), RejectKind::Other);
+        let without = Status::new(Code::Unimplemented, "unknown service LogsService");
+        assert_eq!(
+            kind(from_status(&without)),
+            RejectKind::Unsupported,
+            "a collector without a pipeline of logs"
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use axum::body::Bytes;
 use tokio::sync::watch;
 
 use super::client::OtlpClient;
-use super::response::{ExportResult, RejectKind};
+use super::response::{ExportResult, RejectKind, unsupported_advice};
 use crate::clock::Timestamp;
 use crate::config::otlp::OtlpTarget;
 use crate::host::Backoff;
@@ -23,6 +23,12 @@ const MAX_BACKOFF: Duration = Duration::from_secs(30);
 const MIN_WARNING_INTERVAL: Duration = Duration::from_secs(600);
 /// Consecutive failed attempts that are not yet reported.
 const TOLERATED_FAILURES: u32 = 2;
+
+/// Back-off after an endpoint responded that it is no receiver of this signal; it doubles each time.
+const UNSUPPORTED_BACKOFF: Duration = Duration::from_secs(300);
+/// After this many such responses in a row, which take 2.6 hours, the signal is not sent any more: a proxy that is being restarted
+/// responds so for a while, and a receiver of metrics alone for ever.
+const MAX_UNSUPPORTED: u32 = 6;
 
 /// The stop request: the time until which the last export may take.
 pub type Stop = watch::Receiver<Option<Timestamp>>;
@@ -49,6 +55,8 @@ pub struct RetryingExporter {
     backoff: Backoff,
     failures: u32,
     not_before: Option<Timestamp>,
+    /// Responses in a row that the endpoint is no receiver of this signal.
+    unsupported: u32,
     /// Reason of the newest failed attempt.
     reason: String,
     warned_at: Option<Timestamp>,
@@ -71,6 +79,7 @@ impl RetryingExporter {
             backoff: Backoff::new(INITIAL_BACKOFF, MAX_BACKOFF),
             failures: 0,
             not_before: None,
+            unsupported: 0,
             reason: String::new(),
             warned_at: None,
             is_warned: false,
@@ -123,7 +132,7 @@ impl RetryingExporter {
             match result {
                 ExportResult::Accepted { rejected, message } => {
                     self.backoff.reset();
-                    self.failures = 0;
+                    (self.failures, self.unsupported) = (0, 0);
                     if rejected > 0 {
                         self.mark_failing(&format!("{rejected} items were rejected: {message}"));
                     } else if !message.is_empty() {
@@ -132,7 +141,12 @@ impl RetryingExporter {
                     return DeliveryOutcome::Accepted(rejected);
                 }
                 ExportResult::Rejected { kind, reason } => {
-                    self.mark_failing(&reason);
+                    match kind {
+                        RejectKind::Unsupported => {
+                            self.mark_failing(&format!("{reason}: {}", unsupported_advice(self.signal)));
+                        }
+                        _ => self.mark_failing(&reason),
+                    }
                     return DeliveryOutcome::Rejected(kind);
                 }
                 ExportResult::Retry { after, reason } => self.schedule_retry(after, &reason),
@@ -196,6 +210,31 @@ impl RetryingExporter {
     /// Sends nothing for this long.
     pub fn back_off(&mut self, span: Duration) {
         self.not_before = Some(Timestamp::now().plus(span));
+    }
+
+    /// Backs off after the endpoint responded that it is no receiver of this signal, at last for good.
+    pub fn back_off_unsupported(&mut self) {
+        self.unsupported += 1;
+        self.back_off(UNSUPPORTED_BACKOFF * 2_u32.pow(self.unsupported.min(MAX_UNSUPPORTED) - 1));
+        if self.unsupported == MAX_UNSUPPORTED {
+            tracing::warn!(
+                signal = self.signal.label(),
+                endpoint = %self.target.endpoint,
+                attempts = MAX_UNSUPPORTED,
+                "OTLP export of this signal stopped until memledger is restarted: {}",
+                unsupported_advice(self.signal)
+            );
+        }
+    }
+
+    /// Returns whether the next attempt after such a response is not due yet.
+    pub fn is_waiting_for_support(&self) -> bool {
+        self.unsupported > 0 && !self.remaining_backoff().is_zero()
+    }
+
+    /// Returns whether the endpoint is no receiver of this signal, so that nothing is sent any more.
+    pub fn is_disabled(&self) -> bool {
+        self.unsupported >= MAX_UNSUPPORTED
     }
 
     /// Closes the connection until the next export.
@@ -289,7 +328,7 @@ mod tests {
     }
 
     /// Responds to one request per connection and closes it.
-    fn serve_and_close(listener: std::net::TcpListener, answers: usize) {
+    fn serve_and_close(listener: std::net::TcpListener, answers: usize, response: &[u8]) {
         use std::io::{Read, Write};
         for connection in listener.incoming().take(answers) {
             let mut connection = connection.unwrap();
@@ -299,15 +338,45 @@ mod tests {
                 let count = connection.read(&mut some).unwrap();
                 seen.extend_from_slice(&some[..count]);
             }
-            connection.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
+            connection.write_all(response).unwrap();
         }
+    }
+
+    #[test]
+    fn stops_for_good_at_a_receiver_without_the_signal() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (mut exporter, _stop) = exporter(listener.local_addr().unwrap().port());
+        let attempts = MAX_UNSUPPORTED as usize;
+        let endpoint = std::thread::spawn(move || {
+            serve_and_close(listener, attempts, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n");
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut waited = Duration::ZERO;
+        for attempt in 1..=MAX_UNSUPPORTED {
+            assert!(!exporter.is_disabled());
+            let until = Timestamp::now().plus(Duration::from_secs(10));
+            let outcome = runtime.block_on(exporter.deliver(&Bytes::from_static(b"body"), until));
+            assert_eq!(outcome, DeliveryOutcome::Rejected(RejectKind::Unsupported));
+            exporter.back_off_unsupported();
+            let expected = UNSUPPORTED_BACKOFF * 2_u32.pow(attempt - 1);
+            assert!(exporter.remaining_backoff() > expected.mul_f64(0.9), "{attempt}");
+            if attempt < MAX_UNSUPPORTED {
+                waited += exporter.remaining_backoff();
+            }
+            exporter.not_before = None;
+        }
+        assert!(exporter.is_disabled());
+        assert!(waited > Duration::from_secs(2 * 3600), "a proxy has time to be restarted: {waited:?}");
+        endpoint.join().unwrap();
     }
 
     #[test]
     fn reconnects_without_back_off_when_the_endpoint_closes_connections() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let (mut exporter, _stop) = exporter(listener.local_addr().unwrap().port());
-        let endpoint = std::thread::spawn(move || serve_and_close(listener, 3));
+        let endpoint = std::thread::spawn(move || {
+            serve_and_close(listener, 3, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             for _ in 0..3 {

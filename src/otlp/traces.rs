@@ -26,6 +26,7 @@ use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::{Layer, Registry};
 
 use super::OtlpContext;
+use super::response::RejectKind;
 use super::retry::{DeliveryOutcome, RetryingExporter};
 use crate::clock::Timestamp;
 use crate::stats::otlp_stats::LossReason;
@@ -103,6 +104,9 @@ impl SpanDelivery {
     /// Delivers one request; spans that are not accepted in time are lost and counted.
     async fn deliver(&mut self, body: &Bytes) {
         let (exporter, count) = (&mut self.exporter, self.spans);
+        if exporter.is_disabled() || exporter.is_waiting_for_support() {
+            return exporter.count(0, count, LossReason::Refused);
+        }
         match exporter.deliver(body, self.due).await {
             DeliveryOutcome::Accepted(rejected) => {
                 let rejected = rejected.min(count);
@@ -111,7 +115,12 @@ impl SpanDelivery {
                     exporter.mark_healthy();
                 }
             }
-            DeliveryOutcome::Rejected(_) => exporter.count(0, count, LossReason::Refused),
+            DeliveryOutcome::Rejected(kind) => {
+                if kind == RejectKind::Unsupported {
+                    exporter.back_off_unsupported();
+                }
+                exporter.count(0, count, LossReason::Refused);
+            }
             DeliveryOutcome::TimedOut => {
                 exporter.report_failure();
                 exporter.count(0, count, LossReason::Unreachable);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Receiver, list, memledger};
 use crate::support::docker::{Engine, unique};
-use crate::support::eventually;
+use crate::support::{eventually, run};
 
 /// A host without containers and OOM kills: those of other tests would be events of these ledgers.
 const EMPTY: &[&str] = &[
@@ -232,6 +232,49 @@ fn acknowledges_nothing(behave: serde_json::Value) {
     receiver.take();
     let _second = memledger(EMPTY, &receiver.flags(false), &flags);
     assert_eq!(ids(&records(&receiver, 20)), (1..=20).collect::<Vec<_>>());
+}
+
+/// Checks that a receiver that takes no logs gets one request, is named with what to set, and costs no event.
+fn takes_no_logs(grpc: bool, behave: serde_json::Value) {
+    let Some(receiver) = Receiver::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let flags = [&*format!("--state.path={}", folder.path().display()), "--no-otlp.metrics"];
+    write(folder.path(), (1..=20).map(|id| exit(id, "train")));
+    receiver.behave(behave.clone());
+    let first = memledger(EMPTY, &receiver.flags(grpc), &flags);
+    first.eventually("the failure is visible", |metrics| {
+        match metrics.try_value("memledger_otlp_up", &[("signal", "logs")])? {
+            0.0 => Ok(()),
+            up => Err(format!("{behave}: {up}")),
+        }
+    });
+    let failing = first.log().lines().find(|line| line.contains("OTLP export failing")).map(str::to_owned);
+    assert!(failing.is_some_and(|line| line.contains("--no-otlp.logs")), "{}", first.log());
+    let stamp = || first.metrics().value("memledger_snapshot_timestamp_seconds", &[]);
+    let before = stamp();
+    eventually("some seconds", || if stamp() > before + 3.0 { Ok(()) } else { Err("too few".to_owned()) });
+    assert_eq!(receiver.command(&json!({"do": "peek"}))["attempts"], 1, "{behave}");
+    let endpoint = receiver.flags(grpc);
+    let mut arguments = vec!["doctor", "--state.path=", "--no-otlp.metrics"];
+    arguments.extend(endpoint.iter().map(String::as_str));
+    let (_, out, _) = run(&arguments);
+    assert!(out.contains("--no-otlp.logs"), "{out}");
+    first.signal("TERM");
+    assert_eq!(first.wait().0, Some(0));
+    receiver.behave(json!({"as": "ok"}));
+    receiver.take();
+    let _second = memledger(EMPTY, &receiver.flags(grpc), &flags);
+    assert_eq!(ids(&records(&receiver, 20)), (1..=20).collect::<Vec<_>>());
+}
+
+#[test]
+fn receiver_that_takes_no_logs_is_named_and_left_alone() {
+    takes_no_logs(false, json!({"as": "http", "status": 404}));
+    takes_no_logs(
+        false,
+        json!({"as": "http", "status": 400, "message": "unsupported path requested: \"/v1/logs\""}),
+    );
+    takes_no_logs(true, json!({"as": "grpc", "code": "UNIMPLEMENTED"}));
 }
 
 #[test]

@@ -166,7 +166,7 @@ class State:
             code = how.get("code", how.get("status"))
             with self.lock:
                 self.taken["rejected"].append(time.monotonic())
-            raise Reject(code, "on demand", how.get("retry"))
+            raise Reject(code, how.get("message", "on demand"), how.get("retry"))
         if how["as"] == "count" and signal == "metrics":
             return self.count(message, wire, size, headers)
         name, items_of = ITEMS[signal]

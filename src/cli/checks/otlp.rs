@@ -2,7 +2,7 @@
 
 use super::{Check, RESPONSE_TIMEOUT};
 use crate::config::Config;
-use crate::otlp::{OtlpSignal, probe};
+use crate::otlp::{OtlpSignal, ProbeFailure, probe};
 
 const ON_GRPC_PORT: &str =
     "4317 is the usual port of gRPC: set --otlp.protocol=grpc, or the port of HTTP, usually 4318";
@@ -30,10 +30,11 @@ pub async fn run_checks(config: &Config) -> Vec<Check> {
         let place = format!("{} ({})", target.endpoint, if target.grpc { "grpc" } else { "http/protobuf" });
         checks.push(match probe(target, signal, RESPONSE_TIMEOUT.min(target.timeout)).await {
             Ok(()) => Check::good(name, format!("{place} accepts them")),
-            Err(reason) => {
-                let fix = match (target.endpoint.port, target.grpc) {
-                    (4317, false) => ON_GRPC_PORT,
-                    (4318, true) => ON_HTTP_PORT,
+            Err(ProbeFailure { reason, advice }) => {
+                let fix = match (target.endpoint.port, target.grpc, advice) {
+                    (4317, false, _) => ON_GRPC_PORT,
+                    (4318, true, _) => ON_HTTP_PORT,
+                    (.., Some(advice)) => advice,
                     _ => "start the receiver, or see docs/otlp.md for the settings",
                 };
                 Check::bad(name, format!("{place}: {reason}"), lost, fix)
