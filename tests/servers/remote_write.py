@@ -6,7 +6,6 @@ import struct
 import urllib.request
 
 # The NaN that Prometheus and VictoriaMetrics take for the end of a series.
-STALE = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))[0]
 STALE_BYTES = struct.pack("<Q", 0x7FF0000000000002)
 
 

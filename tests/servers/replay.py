@@ -6,7 +6,6 @@ error, and what is in EXPECTED fires once, and nothing else.
 """
 import itertools
 import json
-import math
 import os
 import re
 import subprocess
@@ -216,7 +215,6 @@ def main():
         print(f"{name}: {len(found)} errors, {took:.0f} s")
         for error in found:
             print(f"  {error}")
-    assert math.isnan(remote_write.STALE)
     sys.exit(any(found for _, found, _ in results))
 
 
