@@ -31,12 +31,12 @@ pub fn command_with_all_rights(config: &Config, question: &[&str]) -> String {
     words.fold("sudo".to_owned(), |command, word| format!("{command} {}", quoted(&word)))
 }
 
-/// Returns the section that describes how far an answer reaches, and what gives the rest. `missing`: why there is no ledger. `said`:
+/// Returns the section that describes how far an answer reaches, and what gives the rest. `missing`: why there is no ledger. `shown`:
 /// sentences that the answer begins with.
-pub fn section(coverage: &Coverage, missing: Option<&str>, command: &str, said: &[String]) -> String {
+pub fn section(coverage: &Coverage, missing: Option<&str>, command: &str, shown: &[String]) -> String {
     let mut text = "\nHow far this reaches\n".to_owned();
     let missing = missing.map(|missing| CoverageHint { text: missing.to_owned(), command: None });
-    let hints = coverage.hints(command).into_iter().filter(|hint| !said.contains(&hint.text));
+    let hints = coverage.hints(command).into_iter().filter(|hint| !shown.contains(&hint.text));
     for CoverageHint { text: sentence, command } in hints.chain(missing) {
         wrapped(&mut text, "  - ", &sentence);
         if let Some(command) = command {

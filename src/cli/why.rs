@@ -285,8 +285,8 @@ impl Answer<'_> {
         Ok(())
     }
 
-    fn coverage(&self, said: &[String]) -> String {
-        coverage::section(&self.host.coverage, self.missing.as_deref(), &self.command, said)
+    fn coverage(&self, shown: &[String]) -> String {
+        coverage::section(&self.host.coverage, self.missing.as_deref(), &self.command, shown)
     }
 
     fn kills_of_unknown_containers(&self) -> Vec<&Kill> {
