@@ -1,11 +1,14 @@
 """Inputs for a batch size, from what a model was called with or has with it, where the program gives no ``sample``."""
 
 import weakref
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from memledger import _model_memory
+from memledger._bounded import HostMemoryError, bounded
 from memledger._cleanup import is_capturing
+from memledger._cuda_oom import is_cuda_oom
 from memledger._guard import is_traced, record_error
+from memledger._host_memory import host_memory
 from memledger._model_memory import Sample
 
 #: Rows of a batch that are remembered, in the host's memory.
@@ -16,9 +19,16 @@ MAX_TOKENS = 1024
 LANGUAGE_MODELS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM")
 
 NEEDS_SAMPLE = (
-    "give sample=, a function that makes the model's inputs for a batch size, such as lambda size: torch.randn(size, 3, 224, 224);"
+    "its inputs cannot be inferred: give sample=, a function that makes the model's inputs for a batch size, such as lambda size: torch.randn(size, 3, 224, 224);"
     " or call this again after the model's next batch, whose inputs are remembered"
 )
+
+#: What a first layer gets where it says less: edges of images that models are made for, steps of a series, rows and tokens.
+IMAGE_EDGES = (224, 32, 28, 64, 96, 128, 256, 299, 384, 512)
+VOLUME_EDGES = (64, 32, 128)
+SERIES_LENGTHS = (128, 1024, 16000)
+#: Samples of the pass that shows whether a model takes such inputs.
+TRIED = 2
 
 #: Inputs of one call of each model: positional, and by name.
 _inputs: "weakref.WeakKeyDictionary[Any, Tuple[Tuple[Any, ...], Dict[str, Any]]]" = weakref.WeakKeyDictionary()
@@ -33,7 +43,8 @@ class _Rows(NamedTuple):
 def sample_of(model: Any) -> Tuple[Sample, str]:
     """Returns a function that makes inputs for a batch size, and where they come from.
 
-    Raises ValueError where there are none, and remembers those of the next call.
+    In this order: those of an earlier batch, what the model has with it, what its configuration or its first layer take, which is assumed.
+    Raises ValueError where there are none. Remembers those of the next call, if it has seen no batch yet.
     """
     if model in _inputs:
         return _sample(*_inputs[model]), "with inputs like those of an earlier batch"
@@ -41,10 +52,11 @@ def sample_of(model: Any) -> Tuple[Sample, str]:
     if example is not None:
         arguments, named = ((), example) if isinstance(example, dict) else (example if isinstance(example, tuple) else (example,), {})
         return _sample(*_rows_of(arguments, named)), "with the model's example_input_array"
-    texts = _texts(model)
-    if texts is not None:
-        return texts
     _remember_next(model)
+    for shape, sample in _assumed(model):
+        sample = _in_type_of(model, sample)
+        if _takes(model, sample):
+            return sample, f"with inputs that are assumed, {shape}: give sample= for those of the training"
     raise ValueError(NEEDS_SAMPLE)
 
 
@@ -86,7 +98,17 @@ def _sample(arguments: Tuple[Any, ...], named: Dict[str, Any]) -> Sample:
     return sample
 
 
-def _texts(model: Any) -> Optional[Tuple[Sample, str]]:
+def _assumed(model: Any) -> Iterator[Tuple[str, Sample]]:
+    """Gives inputs that the model may take, the most likely first."""
+    found = _texts(model) or _images(model)
+    if found is not None:
+        yield found
+    layer = next((each for each in model.modules() if next(each.parameters(recurse=False), None) is not None), None)
+    if layer is not None:
+        yield from _of_first_layer(layer)
+
+
+def _texts(model: Any) -> Optional[Tuple[str, Sample]]:
     """Returns inputs for a text model of Hugging Face's. Its ``dummy_inputs`` have 5 tokens, which say little."""
     dummy, config = getattr(model, "dummy_inputs", None), getattr(model, "config", None)
     if not isinstance(dummy, dict) or set(dummy) != {"input_ids"} or getattr(model, "main_input_name", "") != "input_ids":
@@ -101,14 +123,83 @@ def _texts(model: Any) -> Optional[Tuple[Sample, str]]:
             inputs["labels"] = inputs["input_ids"]
         return inputs
 
-    return sample, f"with texts of {length} tokens: give sample= for those of the training"
+    return f"texts of {length} tokens", sample
+
+
+def _images(model: Any) -> Optional[Tuple[str, Sample]]:
+    """Returns inputs for an image model of Hugging Face's."""
+    config = getattr(model, "config", None)
+    edge, channels = getattr(config, "image_size", None), getattr(config, "num_channels", None)
+    if getattr(model, "main_input_name", "") != "pixel_values" or not isinstance(channels, int):
+        return None
+    height, width = edge if isinstance(edge, (list, tuple)) else (edge if isinstance(edge, int) else IMAGE_EDGES[0],) * 2
+    return _zeros((channels, height, width), lambda inputs: {"pixel_values": inputs})
+
+
+def _of_first_layer(layer: Any) -> Iterator[Tuple[str, Sample]]:
+    """Gives inputs for the first layer of a model that has parameters, by what it is."""
+    names = {each.__name__ for each in type(layer).__mro__}
+    channels = getattr(layer, "in_channels", None)
+    if channels is not None:
+        dimensions = len(getattr(layer, "kernel_size", ()))
+        edges = {1: SERIES_LENGTHS, 2: IMAGE_EDGES, 3: VOLUME_EDGES}.get(dimensions, ())
+        for edge in edges:
+            yield _zeros((channels, *(edge,) * dimensions))
+    elif "num_embeddings" in vars(layer):
+        for length in (128, 1):
+            yield _zeros((length,), is_token=True)
+        yield _zeros((), is_token=True)
+    elif "RNNBase" in names:
+        yield _zeros((SERIES_LENGTHS[0], layer.input_size))
+    elif getattr(layer, "in_features", None) is not None:
+        yield _zeros((layer.in_features,))
+        yield _zeros((SERIES_LENGTHS[0], layer.in_features))
+    elif getattr(layer, "num_features", None) is not None:  # of a norm
+        for shape in ((layer.num_features,), (layer.num_features, SERIES_LENGTHS[0])):
+            yield _zeros(shape)
+        for edge in IMAGE_EDGES:
+            yield _zeros((layer.num_features, edge, edge))
+    elif isinstance(getattr(layer, "normalized_shape", None), tuple):
+        yield _zeros((SERIES_LENGTHS[0], *layer.normalized_shape))
+
+
+def _zeros(shape: Tuple[int, ...], named: Any = lambda inputs: inputs, is_token: bool = False) -> Tuple[str, Sample]:
+    def sample(size: int) -> Any:
+        import torch
+
+        return named(torch.zeros((size, *shape), dtype=torch.long if is_token else torch.get_default_dtype(), device="cpu"))
+
+    words = " x ".join(map(str, shape)) or "1"
+    return f"{words} {'tokens' if is_token else 'numbers'} a sample", sample
+
+
+def _in_type_of(model: Any, sample: Sample) -> Sample:
+    """Returns a function for inputs in the type of the model's parameters, such as bfloat16."""
+    kinds = [each.dtype for each in model.parameters() if each.dtype.is_floating_point]
+    return (lambda size: _model_memory.in_type(sample(size), kinds[0])) if kinds else sample
+
+
+def _takes(model: Any, sample: Sample) -> bool:
+    """Returns whether the model takes these inputs. Also where only the memory does not suffice: the measurement says that."""
+    import torch
+
+    first = next(model.parameters(), None)
+    device = first.device if first is not None else torch.device("cpu")
+    try:
+        with _model_memory.unchanged(model), torch.no_grad(), bounded(host_memory() if device.type == "cpu" else None):
+            _model_memory.call(model, _model_memory.moved(sample(TRIED), device))
+    except HostMemoryError:
+        return True
+    except Exception as error:  # of any layer, which takes another shape
+        return is_cuda_oom(error)
+    return True
 
 
 class _InputRecorder:
     """Keeps the inputs of the model's next call, and removes itself. A copy of the model has a copy of it, which does the same."""
 
     def __call__(self, module: Any, arguments: Any, named: Optional[Dict[str, Any]] = None) -> None:
-        if is_traced() or is_capturing():
+        if is_traced() or is_capturing() or _model_memory.is_measuring():
             return
         try:
             for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _InputRecorder)]:

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import sys
+import threading
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterable, Iterator, NamedTuple, Optional, Tuple
 
@@ -80,15 +81,34 @@ def bytes_on(device: Any, model: Any, optimizer: Any = None) -> int:
     return sum(tensor_bytes(tensor) for tensor in found if tensor.device == device)
 
 
+_measuring = threading.local()
+
+
+def is_measuring() -> bool:
+    """Returns whether a measurement calls a model in this thread: its inputs are not those of the program."""
+    return getattr(_measuring, "depth", 0) > 0
+
+
 def call(model: Any, inputs: Any) -> Any:
     """Calls a model with the inputs that a ``sample`` returned."""
-    if isinstance(inputs, Call):
-        return model(*inputs.arguments, **inputs.named)
+    _measuring.depth = getattr(_measuring, "depth", 0) + 1
+    try:
+        if isinstance(inputs, Call):
+            return model(*inputs.arguments, **inputs.named)
+        if isinstance(inputs, dict):
+            return model(**inputs)
+        if isinstance(inputs, tuple):
+            return model(*inputs)
+        return model(inputs)
+    finally:
+        _measuring.depth -= 1
+
+
+def in_type(inputs: Any, kind: Any) -> Any:
+    """Returns the inputs of a batch with their floating-point numbers in a type, such as that of the model's parameters."""
     if isinstance(inputs, dict):
-        return model(**inputs)
-    if isinstance(inputs, tuple):
-        return model(*inputs)
-    return model(inputs)
+        return {key: in_type(value, kind) for key, value in inputs.items()}
+    return inputs.to(kind) if hasattr(inputs, "is_floating_point") and inputs.is_floating_point() else inputs
 
 
 def moved(inputs: Any, device: Any) -> Any:

@@ -63,6 +63,16 @@ def memory_of(uuids: List[str]) -> Dict[str, GpuMemory]:
     return {uuid: memory for uuid, memory in found.items() if memory is not None}
 
 
+@never_raises(default=int)
+def count() -> int:
+    """Returns how many GPUs the driver has, also those that are hidden from CUDA; 0 without it."""
+    found = ctypes.c_uint()
+    with _library() as library:
+        if library is not None:
+            library.nvmlDeviceGetCount_v2(ctypes.byref(found))
+    return found.value
+
+
 @never_raises()
 def memory_of_first_visible() -> Optional[GpuMemory]:
     """Returns the memory of the GPU that CUDA will call 0 in this process. None where that cannot be known before, and without a GPU."""

@@ -51,6 +51,8 @@ class Report(NamedTuple):
     precision: str = ""
     #: Bytes of the inputs of one sample, where they are known.
     input_bytes: Optional[int] = None
+    #: What the batch takes without mixed precision, where that was measured too.
+    without_precision: Optional[int] = None
 
 
 def print_report(report: Report, unknown: str = "") -> None:
@@ -80,6 +82,10 @@ def print_report(report: Report, unknown: str = "") -> None:
     line("activations", max(0, highest - memory.fixed), "and all else that a step takes")
     words = "measured with this batch size" if report.measured is not None else report.memory.source
     line("highest", highest, words)
+    if report.without_precision is not None:
+        saved = report.without_precision - report.memory.at(report.batch_size)
+        without = f"{report.without_precision / MIB:.2f} MB without it"
+        line("saved", saved, f"by mixed precision: {without}" + ("; it keeps a second copy of the weights" if saved < 0 else ""))
     if budget is None:
         print("No GPU: batch sizes need its memory; see recommend_batch_size(gpu_memory_gb=...).")
         return

@@ -6,7 +6,9 @@ import math
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from memledger import _model_memory
+from memledger._bounded import HostMemoryError, bounded
 from memledger._cuda_oom import is_cuda_oom
+from memledger._host_memory import host_memory
 from memledger._model_memory import Sample
 from memledger._peaks import peaks
 
@@ -82,6 +84,9 @@ class Steps:
         #: Bytes that a step may take without running out of memory.
         self.limit = own + FREE_SHARE * (torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu) - allocated)
         self._optimizer = _without_effect(model, optimizer)
+        #: Inputs are made in the host's memory: of a sample, once they were made, and for all that may be taken.
+        self._input_bytes = 0.0
+        self._host = host_memory()
         self._is_warm = False
         #: The newest inputs and outputs: a loop keeps them in variables until it makes the next.
         self._inputs: Any = None
@@ -120,7 +125,13 @@ class Steps:
         raise EstimateError("torch has no exact peak here: its allocator counts none, or another thread is tracked at the same time")
 
     def _pass(self, batch_size: int) -> None:
-        self._inputs = _model_memory.moved(self._sample(batch_size), self._gpu)
+        expected = self._input_bytes * batch_size
+        if self._host is not None and expected > self._host.for_measurement:
+            raise HostMemoryError(f"inputs of {batch_size} samples do not fit into the host memory: {self._host}")
+        inputs = self._sample(batch_size)
+        self._input_bytes = sum(map(_model_memory.tensor_bytes, _model_memory.tensors_in(inputs))) / batch_size
+        self._inputs = _model_memory.moved(inputs, self._gpu)
+        del inputs
         with _autocast("cuda", self._precision):
             self._outputs = _model_memory.call(self._model, self._inputs)
             loss = _loss_of(self._outputs, self._loss)
@@ -256,7 +267,7 @@ def fit(steps: Any, gradients: int, available: float) -> TrainingMemory:
         try:
             further = steps.measure(2 * large)[0]
         except RuntimeError as error:  # it took more than was expected
-            if not is_cuda_oom(error):
+            if not is_cuda_oom(error) and not isinstance(error, HostMemoryError):
                 raise
             break
         (small, before), (large, after) = (large, after), (2 * large, further)
@@ -268,22 +279,90 @@ def fit(steps: Any, gradients: int, available: float) -> TrainingMemory:
     return TrainingMemory(*amounts, f"measured on the GPU with batch sizes {small} and {large}")
 
 
+class NothingFitsError(EstimateError):
+    """Not even one sample fits into the host memory that is left; the text has the limit."""
+
+
 def estimate_on_cpu(model: Any, sample: Sample, optimizer: Any = None, loss: Optional[Loss] = None, precision: Any = None) -> TrainingMemory:
-    """Estimates what a training takes on a GPU from what a forward pass keeps on the CPU, with two batch sizes."""
-    memory = _model_memory.of_model(model, optimizer)
+    """Estimates what a training takes on a GPU from what forward passes keep on the CPU, with two batch sizes.
+
+    No pass takes more than what the cgroups of the process and the host have left: where that does not suffice, smaller batches count.
+    """
+    memory, kept = _model_memory.of_model(model, optimizer), {}
     with _model_memory.unchanged(model):
         model.train()
-        first, second = (_kept_bytes(model, sample(size), loss, precision) for size in PROBE_SIZES)
-    small, large = PROBE_SIZES
-    per_sample = max(0, -((first - second) // (large - small)))
-    return TrainingMemory(memory.fixed, memory.fixed + max(0, first - per_sample * small), per_sample, ON_CPU)
+
+        def has_tried(size: int) -> bool:
+            host = host_memory()
+            expected = max((each * size / known for known, each in kept.items()), default=0)
+            if host is not None and expected > host.for_measurement:
+                return False
+            try:
+                with bounded(host):
+                    kept[size] = _kept_bytes(model, sample(size), loss, precision)
+            except HostMemoryError:
+                return False
+            return True
+
+        if not all(map(has_tried, PROBE_SIZES)):
+            try:
+                has_tried(1)
+            except ValueError:
+                if not kept:  # else it is BatchNorm, which needs more than one
+                    raise
+    if not kept:
+        raise NothingFitsError(f"not even a forward pass of one sample fits into the host memory: {host_memory()}")
+    (small, before), (large, after) = min(kept.items()), max(kept.items())
+    if small == large:
+        before = small = 0  # all of it counts for the samples
+    per_sample = max(0, -((before - after) // (large - small)))
+    sizes = " and ".join(map(str, sorted(kept)))
+    return TrainingMemory(memory.fixed, memory.fixed + max(0, after - per_sample * large), per_sample, ON_CPU.format(sizes))
 
 
 #: Source and direction of an estimate on the CPU.
 ON_CPU = (
-    f"estimated on the CPU with batch sizes {PROBE_SIZES[0]} and {PROBE_SIZES[1]}: mostly too high, for there operations keep more than on a GPU;"
+    "estimated on the CPU with batch sizes {}: mostly too high, for there operations keep more than on a GPU;"
     " too low for what operations take for a moment"
 )
+
+
+def on_cpu(memory: TrainingMemory, model: Any, batch_size: int) -> int:
+    """Returns what a step takes in the host's memory, from an estimate: also what operations take for a moment.
+
+    Those are the gradients of the activations, at most as large as these, and two values of the parameter whose step the optimizer makes.
+    """
+    largest = max((_model_memory.tensor_bytes(each) for each in model.parameters() if each.requires_grad), default=0)
+    return memory.at(batch_size) + memory.per_sample * batch_size + 2 * largest
+
+
+def fits_on_cpu(model: Any, sample: Sample, optimizer: Any, loss: Optional[Loss], precision: Any, batch_size: int) -> bool:
+    """Returns whether training steps fit into the host memory that is left: makes two, which change nothing.
+
+    What libraries take for a moment is in no estimate. A step that would take more than is left fails, and nothing is killed.
+    """
+    try:
+        with _model_memory.unchanged(model), bounded(host_memory()):
+            model.train()
+            own = _without_effect(model, optimizer)
+            for _ in range(2):  # the first makes the optimizer's state
+                with _autocast("cpu", precision):
+                    result = _loss_of(_model_memory.call(model, _model_memory.moved(sample(batch_size), _device_of(model))), loss)
+                result.backward()
+                del result
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.zero_()
+                if own is not None:
+                    own.step()
+                model.zero_grad(set_to_none=True)
+        return True
+    except HostMemoryError:
+        return False
+
+
+def _device_of(model: Any) -> Any:
+    return next(model.parameters()).device
 
 
 def _kept_bytes(model: Any, inputs: Any, loss: Optional[Loss], precision: Any) -> int:

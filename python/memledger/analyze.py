@@ -14,10 +14,13 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 from memledger import _inputs, _model_memory, _nvml, _torch
 from memledger._api import batch_search
+from memledger._bounded import HostMemoryError
 from memledger._cuda_oom import is_cuda_oom
 from memledger._guard import never_raises, record_error, warn_once
+from memledger._host_memory import HostMemory, host_memory
 from memledger._model_memory import Sample
 from memledger._peaks import peaks
+from memledger._records import MIB
 from memledger._report import GIB, SAFETY_MARGIN, Report, print_report, gpu_budget
 from memledger._training_memory import (
     MAX_BATCH_SIZE,
@@ -25,8 +28,11 @@ from memledger._training_memory import (
     Loss,
     TrainingMemory,
     EstimateError,
+    NothingFitsError,
     estimate_on_cpu,
     fit,
+    fits_on_cpu,
+    on_cpu,
     precision_of,
     steps_on_gpu,
     trainable,
@@ -87,7 +93,8 @@ def get_gpu_info() -> List[Dict[str, Any]]:
 def print_gpu_info() -> None:
     """Prints the facts of each GPU; see ``get_gpu_info``."""
     gpus = get_gpu_info()
-    print(f"GPUs: {len(gpus)}")
+    of_driver = 0 if gpus else _nvml.count()
+    print(f"GPUs: {of_driver}, by the driver; torch has none here" if of_driver else f"GPUs: {len(gpus)}")
     for gpu in gpus:
         _print_gpu(gpu)
 
@@ -202,6 +209,8 @@ def _highest(steps: Any, batch_size: int) -> Optional[int]:
     """Returns the highest bytes of steps with a batch size; None if the memory does not suffice."""
     try:
         return max(steps.measure(batch_size))
+    except HostMemoryError:  # its inputs are made in the host's memory
+        return None
     except RuntimeError as error:  # of libraries such as cuBLAS too
         if not is_cuda_oom(error):
             raise
@@ -254,7 +263,13 @@ def _print_analysis(
     except ValueError as error:
         print_report(Report(model, batch_size, None, None, gpu, optimizer), unknown=str(error))
         return
-    print_report(Report(model, batch_size, found.memory, found.of_batch, gpu, optimizer, found.precision, found.input_bytes))
+    without = None
+    if found.precision:  # what it saves
+        try:
+            without = _measure(model, sample, False, optimizer, loss, gpu).memory.at(batch_size)
+        except ValueError:
+            pass  # it does not fit without
+    print_report(Report(model, batch_size, found.memory, found.of_batch, gpu, optimizer, found.precision, found.input_bytes, without))
 
 
 def auto_select_batch_size(
@@ -266,39 +281,86 @@ def auto_select_batch_size(
     loss: Optional[Loss] = None,
     mixed_precision: Any = False,
 ) -> int:
-    """Returns the largest batch size, doubling from ``start_batch``, whose training steps fit on ``device``; 0: not even that one.
+    """Returns the largest batch size whose training steps fit on ``device``: ``start_batch`` doubled, or halved until one fits; 0: none does.
 
     On a GPU each is measured, with its optimizer's step: until the next would take more than 70 % of what others leave of the GPU. It is no part
-    of the training's peaks: see ``memledger.batch_search``. On the CPU the estimate is compared with the host's available memory. The
+    of the training's peaks: see ``memledger.batch_search``. On the CPU the estimate is compared with 70 % of the memory that is left, the
+    least that the host and the cgroups of the process have, and two steps with the answer are tried; a warning has that limit, and what it leaves. The
     model is then on its device again, and as it was. Of DistributedDataParallel the model within is measured, so that no rank waits for
     another; ranks may find different sizes: use the smallest. Raises ValueError for a ``start_batch`` below 1; for more see ``training_memory``.
     """
+    found = _search(model, device, start_batch, sample, optimizer, loss, mixed_precision)
+    if found.words:
+        warn_once(found.words, f"batch size {found.batch_size}, {found.words}", stacklevel=3)
+    return found.batch_size
+
+
+class _Found(NamedTuple):
+    """The result of a search for a batch size."""
+
+    batch_size: int
+    #: What it depends on, where that is no measurement with inputs of the program.
+    words: str
+    #: Where it is for the CPU.
+    host: Optional[HostMemory] = None
+
+
+def _search(
+    model: Any, device: Any, start_batch: int, sample: Optional[Sample], optimizer: Any, loss: Optional[Loss], mixed_precision: Any
+) -> _Found:
     if start_batch < 1:
         raise ValueError(f"start_batch is {start_batch}, and must be at least 1")
     model = trainable(model)
-    sample = sample if sample is not None else _inputs.sample_of(model)[0]
+    sample, inputs = (sample, "") if sample is not None else _inputs.sample_of(model)
     gpu = _gpu_of(model, device)
     precision = precision_of(mixed_precision, gpu is not None)
     with _explained(start_batch):
         if gpu is not None:
             available = gpu_budget(gpu, model, optimizer).available
             with batch_search(), steps_on_gpu(model, gpu, sample, optimizer, loss, precision) as steps:
-                return _double(steps, start_batch, min(available, steps.limit))
-        memory, available = estimate_on_cpu(model, sample, optimizer, loss, precision), SAFETY_MARGIN * _available_host_bytes()
-        memory.largest(available)  # raises where the memory does not grow
-    best, size = 0, start_batch
-    while size <= MAX_BATCH_SIZE and memory.at(size) <= available:
-        best, size = size, 2 * size
-    return best
+                return _Found(_double(steps, start_batch, min(available, steps.limit)), inputs if "assumed" in inputs else "")
+        return _search_on_cpu(model, start_batch, sample, optimizer, loss, precision, inputs)
+
+
+def _search_on_cpu(
+    model: Any, start_batch: int, sample: Sample, optimizer: Any, loss: Optional[Loss], precision: Any, inputs: str
+) -> _Found:
+    """Compares the estimate with the host memory that is left. It has what the model and its optimizer hold already."""
+    host = host_memory()
+    try:
+        memory = estimate_on_cpu(model, sample, optimizer, loss, precision)
+    except NothingFitsError as error:
+        return _Found(0, str(error), host)
+    if host is None:
+        raise EstimateError("the memory of the host cannot be read: /proc/meminfo")
+    held = sum(_model_memory.bytes_on(kind, model, optimizer) for kind in {each.device for each in model.parameters()} if kind.type == "cpu")
+    available = SAFETY_MARGIN * host.left
+    memory.largest(available)  # raises where the memory does not grow
+
+    def fits(size: int) -> bool:
+        return on_cpu(memory, model, size) - held <= available
+
+    size = start_batch
+    while size > 1 and not fits(size):
+        size //= 2
+    while 2 * size <= MAX_BATCH_SIZE and fits(2 * size):
+        size *= 2
+    while size > 1 and fits(size) and not fits_on_cpu(model, sample, optimizer, loss, precision, size):
+        size //= 2
+    words = f"estimated within {SAFETY_MARGIN:.0%} of what is left: {host}"
+    if not fits(size) or (size == 1 and not fits_on_cpu(model, sample, optimizer, loss, precision, 1)):
+        needed = (on_cpu(memory, model, size) - held) / MIB
+        size, words = 0, f"not even 1 fits {words}; a step with it takes {needed:.2f} MB more than the process holds now"
+    return _Found(size, "; ".join(filter(None, (words, inputs))), host)
 
 
 def _double(steps: Any, start_batch: int, available: float) -> int:
-    """Measures doubled batch sizes until one takes too much, or the next one would."""
+    """Measures doubled batch sizes until one takes too much, or the next one would; halved ones where the first does."""
     best, size, before = 0, start_batch, 0
     while size <= MAX_BATCH_SIZE:
         taken = _highest(steps, size)
         if taken is None or taken > available:
-            return best
+            return best or _halve(steps, size // 2, available)
         # at least as much more as the last doubling brought, twice
         if best and taken + 2 * (taken - before) > available:
             return size
@@ -306,9 +368,13 @@ def _double(steps: Any, start_batch: int, available: float) -> int:
     return best
 
 
-def _available_host_bytes() -> int:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable")) * 1024
+def _halve(steps: Any, size: int, available: float) -> int:
+    while size >= 1:
+        taken = _highest(steps, size)
+        if taken is not None and taken <= available:
+            return size
+        size //= 2
+    return 0
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -320,15 +386,18 @@ def main(arguments: Optional[List[str]] = None) -> int:
         metavar="MODULE:FUNCTION",
         help="a function that returns a model, and a function that makes its inputs for a batch size; or the model alone",
     )
-    parser.add_argument("--batch-size", type=int, default=1, help="what this batch size needs (default: 1)")
+    parser.add_argument("--batch-size", type=int, default=None, help="what this batch size needs (default: 1)")
     parser.add_argument("--auto-batch-size", action="store_true", help="search the largest batch size")
     parser.add_argument("--mixed-precision", action="store_true", help="with autocast")
     parser.add_argument("--json", action="store_true", help="one JSON document, in bytes")
     options = parser.parse_args(arguments)
     if options.auto_batch_size and options.target is None:
         parser.error("--auto-batch-size needs MODULE:FUNCTION")
-    if options.batch_size < 1:
+    if options.batch_size is not None and options.batch_size < 1:
         parser.error("--batch-size must be at least 1")
+    if options.batch_size is not None and options.target is None:
+        parser.error("--batch-size needs MODULE:FUNCTION")
+    options.batch_size = options.batch_size or 1
     try:
         model, sample = _load(options.target) if options.target is not None else (None, None)
     except Exception as error:
@@ -351,9 +420,9 @@ def _print_all(model: Any, sample: Optional[Sample], options: Any) -> None:
     _print_analysis(model, options.batch_size, None, options.mixed_precision, sample)
     if options.auto_batch_size:
         device = "cuda" if _cuda() is not None else "cpu"
-        size = auto_select_batch_size(model, device, 1, sample, mixed_precision=options.mixed_precision)
+        found = _search(model, device, 1, sample, None, None, options.mixed_precision)
         how = "measured" if device == "cuda" else "estimated"
-        print(f"Largest batch size on {device} ({how}): {size}")
+        print(f"Largest batch size on {device} ({how}): {found.batch_size}" + (f", {found.words}" if found.words else ""))
 
 
 def _as_json(model: Any, sample: Optional[Sample], options: Any) -> Dict[str, Any]:
@@ -374,7 +443,11 @@ def _as_json(model: Any, sample: Optional[Sample], options: Any) -> Dict[str, An
     if gpu is not None:
         document["batch_sizes"] = found.memory.sizes(gpu_budget(gpu, model).available)
     if options.auto_batch_size:
-        document["auto_batch_size"] = auto_select_batch_size(model, gpu or "cpu", 1, sample, mixed_precision=options.mixed_precision)
+        found_size = _search(model, gpu or "cpu", 1, sample, None, None, options.mixed_precision)
+        document["auto_batch_size"] = found_size.batch_size
+        if found_size.host is not None:
+            host = found_size.host
+            document["host_memory"] = {"left_bytes": host.left, "limit_bytes": host.limit, "limit_of": host.owner}
     return document
 
 

@@ -89,7 +89,10 @@ def test_search_ends_before_memory_runs_out_and_where_it_does_nevertheless(error
     steps = Steps(100 * MIB)
     assert analyze._double(steps, 1, 2000 * MIB) == 16 and steps.sizes == [1, 2, 4, 8, 16]  # 32 would take 3500 MiB
     assert analyze._double(Steps(100 * MIB), 1, 440 * MIB) == 0  # the optimizer's step takes more
-    assert analyze._double(Steps(100 * MIB), 64, 2000 * MIB) == 0
+    steps = Steps(100 * MIB)
+    assert analyze._double(steps, 64, 2000 * MIB) == 16 and steps.sizes == [64, 32, 16]  # the first is halved until one fits
+    assert analyze._double(Steps(100 * MIB), 128, 440 * MIB) == 0
+    assert analyze._double(Steps(100 * MIB, fails_from=64, error=error), 128, 1 << 50) == 32
     steps = Steps(100 * MIB, fails_from=8, error=error)
     assert analyze._double(steps, 1, 1 << 50) == 4 and steps.sizes[-1] == 8
     with pytest.raises(RuntimeError, match="illegal memory access"):
@@ -112,7 +115,7 @@ def test_wrong_target_of_analyze_is_an_error_that_says_why(capsys, target, says)
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments, says", [(["--auto-batch-size"], "needs MODULE:FUNCTION"), (["--batch-size", "0"], "at least 1")])
+@pytest.mark.parametrize("arguments, says", [(["--auto-batch-size"], "needs MODULE:FUNCTION"), (["--batch-size", "0"], "at least 1"), (["--batch-size", "256"], "needs MODULE:FUNCTION")])
 def test_wrong_options_of_analyze_are_errors(capsys, arguments, says):
     with pytest.raises(SystemExit):
         analyze.main(arguments)

@@ -231,8 +231,7 @@ def test_inputs_are_those_that_the_model_was_called_with():
 
 def test_model_that_waits_for_its_next_batch_works_as_before():
     model = torch.nn.Linear(6, 3)
-    with pytest.raises(ValueError, match="give sample="):
-        recommend_batch_size(model, 12)
+    assert recommend_batch_size(model, 12)["maximum"] > 0  # with inputs that are assumed
     assert len(model._forward_pre_hooks) == 1 and pickle.loads(pickle.dumps(model))(torch.ones(2, 6)).shape == (2, 3)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert compiled(torch.ones(2, 6)).shape == (2, 3)
@@ -546,7 +545,7 @@ class Model(torch.nn.Module):
 print_gpu_info()
 print(len(get_gpu_info()))
 model = Model()
-print_memory_analysis(model, 32)                      # before any batch: the model, and what is missing
+print_memory_analysis(model, 32)                      # before any batch: with inputs that are assumed
 for _ in range(2):
     model(torch.randn(32, 8, 100)).sum().backward()
 print_memory_analysis(model, 32, 0, mixed_precision=False)
@@ -560,7 +559,7 @@ def test_old_report_works_after_its_import_line(run):
     lines = out.splitlines()
     assert code == 0 and lines[:2] == ["GPUs: 0", "0"]
     first, second = (index for index, line in enumerate(lines) if line == "Model:")
-    assert "  activations      unknown     give sample=" in "\n".join(lines[first:second])
+    assert "inputs that are assumed, 8 x 128 numbers a sample" in "\n".join(lines[first:second])
     names = [line.split()[0] for line in lines[second + 1 :] if line.startswith("  ")]
     assert names == ["parameters", "buffers", "gradients", "optimizer", "together", "input", "activations", "highest"]
     assert lines[-2:] == ["['maximum', 'recommended', 'safe'] True", "True"]
@@ -638,3 +637,62 @@ sampled.wait(20)
     code, out, err = program.end()
     assert code == 0, err
     assert [words for words in wanted if words not in out + err] == [], out + err
+
+
+#: Models as the old call gets them, and what is said of the inputs.
+ASSUMED = {
+    "linear": ("torch.nn.Sequential(torch.nn.Linear(20, 5))", "20 numbers"),
+    "images": ("torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1))", "3 x 224 x 224 numbers"),
+    "small images": ("torch.nn.Sequential(torch.nn.Conv2d(1, 4, 5), torch.nn.Flatten(), torch.nn.Linear(4 * 24 * 24, 10))", "1 x 28 x 28 numbers"),
+    "series": ("torch.nn.LSTM(6, 4, batch_first=True)", "128 x 6 numbers"),
+    "tokens": ("torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 2))", "128 tokens"),
+    "volumes": ("torch.nn.Conv3d(1, 2, 3)", "1 x 64 x 64 x 64 numbers"),
+    "half": ("torch.nn.Linear(20, 5).bfloat16()", "20 numbers"),
+}
+
+
+@pytest.mark.parametrize("name", ASSUMED)
+def test_old_call_answers_with_inputs_that_are_assumed(run, name):
+    model, words = ASSUMED[name]
+    program = run(f"import torch\nfrom memledger.compat import recommend_batch_size\nprint(recommend_batch_size({model}, 12))", path=(ROOT,))
+    code, out, err = program.end()
+    assert code == 0, err
+    assert sorted(eval(out)) == ["maximum", "recommended", "safe"] and eval(out)["safe"] > 0
+    assert f"with inputs that are assumed, {words} a sample: give sample=" in err.replace("texts of 128 tokens", words)
+
+
+def test_models_of_hugging_face_have_their_inputs_from_their_configuration():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=32, patch_size=8)
+    found = training_memory(transformers.ViTForImageClassification(config))
+    assert "assumed, 3 x 32 x 32 numbers a sample" in found.source
+
+
+def test_inputs_that_cannot_be_inferred_are_an_error_and_those_of_a_batch_precede_assumed_ones():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def forward(self, one, other):
+            return self.layer(one + other)
+
+    with pytest.raises(ValueError, match="give sample="):
+        recommend_batch_size(Two(), 12)
+    model = torch.nn.LSTM(6, 4, batch_first=True)
+    assert "assumed" in training_memory(model).source
+    model(torch.zeros(3, 10, 6))
+    after = training_memory(model)
+    assert "inputs like those of an earlier batch" in after.source and "assumed" not in after.source
+
+
+def test_report_says_what_mixed_precision_saves(capsys):
+    from memledger.compat import print_memory_analysis
+
+    layers = [torch.nn.Linear(100, 100), torch.nn.Sigmoid()]
+    model = torch.nn.Sequential(*(layers * 6))
+    print_memory_analysis(model, 4096, mixed_precision=True, sample=lambda size: torch.zeros(size, 100))
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  saved"))
+    assert float(line.split()[1]) > 0 and "by mixed precision" in line
+    print_memory_analysis(model, 4096, sample=lambda size: torch.zeros(size, 100))
+    assert "saved" not in capsys.readouterr().out

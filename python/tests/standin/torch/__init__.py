@@ -14,3 +14,4 @@ __version__ = os.environ.get("STANDIN_TORCH", "2.9.1") + "+standin"
 IS_STANDIN = True
 
 from . import _C, cuda  # noqa: E402,F401 # after the version, which cuda reads
+from .standin_cpu import autograd, device, enable_grad, no_grad, optim, random  # noqa: E402,F401
