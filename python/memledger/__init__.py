@@ -13,7 +13,12 @@ Nothing here raises into the program: without memledger, torch or a GPU the call
 amounts are bytes, unless a name says otherwise.
 """
 
-from memledger._api import (
+import sys
+
+if sys.version_info < (3, 8):  # in words that every Python can parse
+    raise ImportError("memledger needs Python 3.8 or later, and this is Python %d.%d" % tuple(sys.version_info[:2]))
+
+from memledger._api import (  # noqa: E402
     batch_search,
     cleanup,
     cleanup_on,
@@ -27,7 +32,7 @@ from memledger._api import (
     stop,
     track,
 )
-from memledger._version import __version__
+from memledger._version import __version__  # noqa: E402
 
 __all__ = [
     "__version__",

@@ -9,7 +9,7 @@ from memledger._cleanup import clean, cleaner, is_capturing, raise_on_sigterm
 from memledger._cuda_oom import mark_operation, operations
 from memledger._guard import never_raises, warn_once
 from memledger._peaks import peaks
-from memledger._records import Sink, sinks
+from memledger._records import Records, Sink, sinks
 from memledger._reporter import Pair, reporter, valid_name
 
 peaks.watch()
@@ -63,20 +63,22 @@ class track(ContextDecorator):
     Host memory, tensors and torch's cache are those at the end of the operation, the peak of tensors is that of the operation. One
     within another counts for both. Where operations of several threads, or of several tasks of asyncio, overlap on a device, torch cannot
     tell their peaks apart: they are absent, and counted. A thread's device is its current one. What the program reads of torch's own peaks stays as
-    it would be without. Names have 1 to 64 of the characters A-Z a-z 0-9 _ . : - and are changed to that, with a warning. Does
-    nothing within what torch.compile compiles.
+    it would be without. Names of any text stay as they are in the report file; memledger gets 1 to 64 of the characters A-Z a-z 0-9 _ . : -
+    with a warning where that changes them. Does nothing within what torch.compile compiles.
     """
 
     #: Highest memory of tensors within the operation in bytes, the sum over the devices in use; None before its end, and where unknown.
     peak_bytes: Optional[int] = None
-    _pair: Pair = ("invalid", "invalid")  # where the arguments were wrong
+    _names: Pair = ("invalid", "invalid")  # where the arguments were wrong
+    _pair: Pair = _names  # as memledger gets them
 
     @never_raises(is_public=True)
     def __init__(self, component: str, operation: str) -> None:
+        self._names = (str(component), str(operation))
         self._pair = (valid_name(component), valid_name(operation))
 
     def _recreate_cm(self) -> "track":
-        return track(*self._pair)  # a decorated function may call itself
+        return track(*self._names)  # a decorated function may call itself
 
     def __call__(self, function: Any) -> Any:
         code = getattr(function, "__code__", None)
@@ -110,7 +112,7 @@ class track(ContextDecorator):
             usage = peaks.leave(interval)
             operations.leave(operation, self._pair)
             self.peak_bytes = usage.peak
-            reporter.record(self._pair, usage.devices, usage.peak)
+            reporter.record(reporter.memory_now(self._names, usage.devices, usage.peak), usage.devices)
         if exception and exception[0] is not None:
             cleaner.note_error()
         else:
@@ -161,8 +163,13 @@ def save_report(path: str = "memory_usage.json") -> bool:
     reporter.records.add_peaks(
         _host.peak_rss_bytes(), _torch.total(devices, "alloc_peak"), _torch.total(devices, "res_peak")
     )
+    return save_records(reporter.records, path)
+
+
+def save_records(records: Records, path: str) -> bool:
+    """Writes records to a file. Returns whether that succeeded, and warns where not."""
     try:
-        reporter.records.save(path)
+        records.save(path)
     except OSError as error:
         warn_once("save_report", f"{path} was not written: {error}", stacklevel=4)
         return False

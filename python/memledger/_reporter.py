@@ -12,7 +12,8 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+import zlib
+from typing import Any, Deque, Dict, List, Mapping, Optional, Tuple
 
 from memledger import _guard, _host, _torch
 from memledger._cleanup import cleaner, restore_sigterm
@@ -32,6 +33,8 @@ EARLY_REPORTS, EARLY_INTERVAL_SECONDS = 10, 0.1
 OPERATIONS_PER_SAMPLE = 12
 #: Operations that wait to be sent: the newest of each pair of component and operation.
 MAX_PENDING_OPERATIONS = 64
+#: Records for the run's memory_usage.json that wait to be sent, that a message has, and messages that are sent with one sample.
+MAX_PENDING_RECORDS, RECORDS_PER_MESSAGE, RECORD_MESSAGES = 2_048, 64, 4
 #: Seconds between two out-of-memory errors that are sent at once, and the longest wait for the reporter's thread before.
 OOM_INTERVAL_SECONDS, OOM_WAIT_SECONDS = 0.2, 0.05
 #: Longest wait for the reporter's thread before an answer is sent at once.
@@ -43,6 +46,8 @@ MAX_COUNT = 1 << 40
 #: Settings of the program, beside two of torch's allocator, and characters of a name and of a text.
 MAX_OWN_SETTINGS = 16
 MAX_NAME = 64
+#: Variables with the setting of torch's allocator: the name since torch 2.9, and the older one.
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 #: Where launchers write the rank of a process among those of its host: torchrun and accelerate, Slurm, Open MPI, Intel MPI and MPICH.
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.:-")
@@ -57,6 +62,9 @@ def valid_name(value: Any) -> str:
     """Returns the name of a component, an operation or a setting; what memledger would reject is replaced by ``_``."""
     text = str(value)  # never the object itself, which may be a model
     name = "".join(each if each in NAME_CHARACTERS else "_" for each in text[:MAX_NAME]) or "_"
+    if len(text) > MAX_NAME or any(ord(each) > 127 for each in text):  # names of another script, or with one beginning, stay apart
+        ending = f"-{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"
+        name = name[: MAX_NAME - len(ending)].rstrip("_") + ending
     if name != text:
         allowed = "1 to 64 of the characters A-Z a-z 0-9 _ . : -"
         warn_once("name", f"the name {text[:MAX_NAME]!r} is reported as {name!r}: names have {allowed}", stacklevel=5)
@@ -89,15 +97,28 @@ def _setting(value: Any) -> Any:
     return _setting(str(value))
 
 
+def _parsed_allocator_setting() -> Optional[str]:
+    """Returns the allocator's setting as torch parsed it: it reads the environment once. None where torch does not say (before 2.9)."""
+    read = getattr(getattr(sys.modules.get("torch"), "_C", None), "_accelerator_getAllocatorSettings", None)
+    return None if read is None else str(read())
+
+
 def _allocator_settings() -> Dict[str, str]:
-    """Returns the setting of torch's allocator as the process has it: a program may set it itself, which its container does not show."""
+    """Returns the setting of torch's allocator, as torch parsed it; before torch says that, as the process has it in its environment."""
     found = {}
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        options = [option.strip() for option in os.environ.get(name, "").split(",") if option.strip()]
+    texts = {name: os.environ.get(name) for name in ALLOCATOR_VARIABLES}
+    if _torch.initialized() is not None:  # before, the call would parse the environment, and the program may set it yet
+        parsed = _parsed_allocator_setting()
+        if parsed is not None:
+            # the program's own name for it, the old one if it has both: that one counts in torch 2.15
+            name = next((name for name in reversed(ALLOCATOR_VARIABLES) if texts[name] is not None), ALLOCATOR_VARIABLES[0])
+            texts = {**dict.fromkeys(ALLOCATOR_VARIABLES), name: parsed}
+    for name, text in texts.items():
+        options = [option.strip() for option in (text or "").split(",") if option.strip()]
         options.sort(key=lambda option: not option.startswith("expandable_segments"))  # the first that must fit
         while len(",".join(options)) > MAX_NAME:
             options.pop()
-        if options:
+        if options or text is not None:  # an empty one switches the other one off
             found[name.lower()] = _setting(",".join(options))
     return found
 
@@ -150,6 +171,7 @@ class Reporter:
         self._thread: Optional[threading.Thread] = None
         self._sampling: Optional[threading.Event] = None  # set to end it
         self._pending: "collections.OrderedDict[Pair, Dict[str, Any]]" = collections.OrderedDict()
+        self._pending_records: Deque[Record] = collections.deque()
         # the newest error, with its time, and how many before it were not sent
         self._pending_oom: Optional[Tuple[float, Dict[str, Any]]] = None
         self._skipped_ooms = 0
@@ -217,7 +239,7 @@ class Reporter:
             try:
                 if self._searches == 0 and not _torch.in_dataloader_worker():
                     devices = peaks.of_process()
-                    sinks.emit(self._memory_now(SAMPLE, devices, _torch.total(devices, "alloc_peak")), self._steps)
+                    sinks.emit(self.memory_now(SAMPLE, devices, _torch.total(devices, "alloc_peak")), self._steps)
             except Exception:
                 record_error()
 
@@ -263,12 +285,8 @@ class Reporter:
             warn_once("settings", f"{len(merged)} settings: only the first {MAX_OWN_SETTINGS} are reported", stacklevel=5)
         self._settings = dict(list(merged.items())[:MAX_OWN_SETTINGS])
 
-    def record(self, pair: Pair, devices: Optional[List[_torch.Device]], peak: Optional[int]) -> None:
-        """Records the memory of an operation now, and lets the thread send it.
-
-        ``devices`` have an ``alloc_peak`` where it is that of the operation; ``peak`` is that of all for the report file, in bytes.
-        """
-        record = self._memory_now(pair, devices, peak)
+    def record(self, record: Record, devices: Optional[List[_torch.Device]]) -> None:
+        """Records the memory of an operation, and lets the thread send it. ``devices`` have an ``alloc_peak`` where it is that of the operation."""
         self.records.add(record)
         if self._searches > 0:
             return
@@ -276,15 +294,19 @@ class Reporter:
             sinks.emit(record, self._steps)
         keys = ("i", "alloc", "res", "alloc_peak")
         short = [{key: device[key] for key in keys if key in device} for device in devices or []]
+        pair = (valid_name(record.component), valid_name(record.operation))
         message = {"t": "operation", "component": pair[0], "operation": pair[1], "rss": record.rss, "dev": short}
         with self._count_lock:
+            if len(self._pending_records) < MAX_PENDING_RECORDS:  # the operation itself has the newest
+                self._pending_records.append(record._replace(component=pair[0], operation=pair[1]))
             self._pending[pair] = message
             if len(self._pending) > MAX_PENDING_OPERATIONS:
                 self._pending.popitem(last=False)
                 self._connection.lost += 1
 
     @staticmethod
-    def _memory_now(pair: Pair, devices: Optional[List[_torch.Device]], peak: Optional[int]) -> Record:
+    def memory_now(pair: Pair, devices: Optional[List[_torch.Device]], peak: Optional[int]) -> Record:
+        """Returns the memory of this process now; ``peak`` is that of tensors on all devices, in bytes."""
         amounts = (_torch.total(devices, "alloc"), peak, _torch.total(devices, "res"))
         if _torch.initialized() is None:
             amounts = (0, 0, 0)  # what is on no GPU takes none, as torch says too
@@ -415,6 +437,22 @@ class Reporter:
                     break
                 _, message = self._pending.popitem(last=False)
             self._connection.send(message)
+        self._report_records(RECORD_MESSAGES if max_operations < MAX_PENDING_OPERATIONS else MAX_PENDING_RECORDS // RECORDS_PER_MESSAGE)
+
+    def _report_records(self, max_messages: int) -> None:
+        """Sends what waits for the run's memory_usage.json. What cannot be sent now is lost there, and not in the program's own file."""
+        for _ in range(max_messages):
+            with self._count_lock:
+                count = min(len(self._pending_records), RECORDS_PER_MESSAGE)
+                records = [self._pending_records.popleft() for _ in range(count)]
+            if not records:
+                return
+            now = time.time()
+            rows = [
+                [each.component, each.operation, max(0, int(1e6 * (now - each.timestamp))), each.rss, each.allocated, each.allocated_peak, each.reserved]
+                for each in records
+            ]
+            self._connection.send({"t": "records", "of": rows})
 
     def _announce(self, indices: List[int]) -> bool:
         """Sends the hello, again with further devices, and the settings. Returns False if memledger did not get a first one."""

@@ -16,10 +16,11 @@ import os
 from typing import Any, Dict, Optional
 
 from memledger import _nvml, _torch
-from memledger._api import cleanup, save_report, start
-from memledger._guard import never_raises
+from memledger._api import cleanup, save_records, start
+from memledger._guard import never_raises, warn_once
 from memledger._peaks import peaks
-from memledger._reporter import reporter, valid_name
+from memledger._records import Record, Records, as_entry
+from memledger._reporter import reporter
 from memledger._report import GIB
 from memledger.analyze import (
     auto_select_batch_size,
@@ -46,44 +47,104 @@ __all__ = [
 ]
 
 
-class MemoryTracker:
-    """Records memory at points of a program, such as ``log_memory("model", "before_generate")``.
+#: Arguments of the old class that name the directory of its file.
+DIRECTORIES = ("output_dir", "save_dir", "log_dir", "output_path", "save_path", "directory")
+#: Names of its file, and where the experiments have theirs.
+FILE_NAME, EXPERIMENTS = "memory_usage.json", "outputs"
+#: Series of its scalars.
+SERIES = ("cpu_ram_used_mb", "gpu_ram_used_mb", "gpu_ram_peak_mb", "reserved_gpu_ram_mb")
 
-    Each record is reported to memledger, and kept for ``save_log``. Arguments of the old class that named where its scalars
-    went (a ClearML task, a logger) are accepted and not used: dashboards read memledger's metrics.
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, (str, os.PathLike))
+
+
+def _file_in(place: Any) -> str:
+    """Returns the path of the file: ``place`` itself if it names a file, else in that directory."""
+    path = os.fspath(place)
+    is_file = path.endswith(".json") and not os.path.isdir(path)
+    return path if is_file else os.path.join(path, FILE_NAME)
+
+
+class MemoryTracker:
+    """Records memory at points of a program, such as ``log_memory("model", "before_generate")``, each tracker its own.
+
+    Each record is reported to memledger, and kept for ``save_log``. The file goes where the arguments say: to a directory (the first
+    argument that is a path, ``output_dir``, ``save_dir``, ``log_dir``), else to ``outputs/NAME`` with ``experiment_name``, else to the working
+    directory. A ClearML task or logger among the arguments gets the scalars ``memory/COMPONENT``. Other arguments are not used, with a warning.
     """
 
-    def __init__(self, *_destinations: Any, output_dir: str = ".", **_options: Any) -> None:
-        self.output_dir = output_dir
+    @never_raises()
+    def __init__(self, *destinations: Any, experiment_name: Optional[str] = None, **options: Any) -> None:
+        self.records, self.output_dir = Records(), "."
+        self._counts: Dict[str, int] = {}
+        self._logger: Any = None
+        places = [options.pop(name, None) for name in DIRECTORIES] + [each for each in destinations if _is_path(each)]
+        given = [each for each in places if each is not None]
+        others = {**{f"argument {number}": each for number, each in enumerate(destinations, 1) if not _is_path(each)}, **options}
+        loggers = [each for each in others.values() if hasattr(each, "report_scalar") or hasattr(each, "get_logger")]
+        self._logger = loggers[0] if loggers else None
+        for name, value in options.items():
+            if value is not None and all(value is not logger for logger in loggers):
+                warn_once(f"MemoryTracker {name}", f"MemoryTracker: {name} is not used", stacklevel=4)
+        name = str(experiment_name) if experiment_name is not None else None
+        # a name that is a path says itself where
+        named = None if name is None else name if os.path.dirname(name) else os.path.join(EXPERIMENTS, name)
+        self.output_dir = os.fspath(given[0]) if given else named or "."
         start()
 
     @never_raises()
     def log_memory(self, component: str, operation: str, *_args: Any, **_kwargs: Any) -> None:
-        """Records host memory, tensors and torch's cache; the file also has the highest of tensors so far."""
-        devices = peaks.of_process()
-        peak = _torch.total(devices, "alloc_peak")
+        """Records host memory, tensors and torch's cache; the highest of tensors is torch's, since the program last reset it."""
+        devices = peaks.since_reset()
+        record = reporter.memory_now((str(component), str(operation)), devices, _torch.total(devices, "alloc_peak"))
+        self.records.add(record)
         for device in devices or []:
-            del device["alloc_peak"]  # not of this operation
-        reporter.record((valid_name(component), valid_name(operation)), devices, peak)
+            device.pop("alloc_peak", None)  # not of this operation
+        reporter.record(record, devices)
+        self._report_scalars(record)
         reporter.clean_if_due()
+
+    @never_raises()
+    def _report_scalars(self, record: Record) -> None:
+        if self._logger is None:
+            return
+        logger = self._logger if hasattr(self._logger, "report_scalar") else self._logger.get_logger()
+        number = self._counts[record.component] = self._counts.get(record.component, 0) + 1
+        entry = as_entry(record)
+        for series in SERIES:
+            if entry[series] is not None:
+                logger.report_scalar(f"memory/{record.component}", series, entry[series], number)
 
     def clear_memory(self, *_args: Any, **_kwargs: Any) -> None:
         """Collects garbage and gives torch's cache back to the GPU."""
-        cleanup()
+        cleanup_gpu()
 
-    def save_log(self, path: Optional[str] = None, *_args: Any, **_kwargs: Any) -> bool:
-        """Writes ``memory_usage.json`` into ``output_dir``, or to ``path``. Returns whether it was written."""
-        return bool(save_report(path or os.path.join(self.output_dir, "memory_usage.json")))
+    @never_raises(default=bool)
+    def save_log(self, path: Any = None, *_args: Any, **options: Any) -> bool:
+        """Writes ``memory_usage.json`` into ``output_dir``, or into another directory or file. Returns whether it was written."""
+        given = [options.get(name) for name in DIRECTORIES if options.get(name) is not None]
+        place = path if path is not None else given[0] if given else self.output_dir
+        return save_records(self.records, _file_in(place))
+
+
+@never_raises()
+def _at_safe_point() -> None:
+    """Answers a request of memledger: the loop of a service calls these functions between its requests, and has no steps."""
+    reporter.start_unless_stopped()
+    reporter.clean_if_due()
 
 
 def cleanup_gpu(*_args: Any, **_kwargs: Any) -> Optional[int]:
-    """Collects garbage and gives torch's cache back to the GPU. Returns the bytes, None without a GPU."""
+    """Collects garbage and gives torch's cache back to the GPU. Returns the bytes, None without a GPU. A safe point, as ``step`` is."""
+    _at_safe_point()
     return cleanup()
 
 
 @never_raises()
 def aggressive_cleanup_gpu(*_args: Any, **_kwargs: Any) -> Optional[int]:
     """Like ``cleanup_gpu``, after waiting for the GPUs in use, and with the memory that other processes have released by CUDA IPC."""
+    _at_safe_point()
     torch, devices = _torch.initialized(), _torch.devices()
     if torch is not None and devices:
         for device in devices:
@@ -141,7 +202,8 @@ class GpuManager:
         }
 
     def check_memory_threshold(self, threshold_percent: float = 85) -> bool:
-        """Returns whether the GPU is used by at least this much; False where that is unknown."""
+        """Returns whether the GPU is used by at least this much; False where that is unknown. A safe point, as ``step`` is."""
+        _at_safe_point()
         usage = self.get_gpu_memory_info().get("memory_usage_percent")
         return usage is not None and usage >= threshold_percent
 

@@ -39,6 +39,152 @@ tracker.save_log()
     assert operation["dev"] == [{"i": 0, "alloc": 200 * MIB, "res": 300 * MIB}]  # the peak is not that of an operation
 
 
+def test_each_tracker_has_its_own_records_and_the_programs_own_peaks(receiver, run, tmp_path):
+    program = run(
+        """
+import torch
+from memledger.compat import MemoryTracker
+for name, gib in (("fp32", 10), ("int8", 5)):
+    tracker = MemoryTracker(output_dir="outputs/" + name)
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.standin_allocate(gib << 30)
+    tracker.log_memory("model", "after_generate")
+    torch.cuda.standin_free(gib << 30)
+    tracker.clear_memory()
+    tracker.save_log()
+"""
+    )
+    assert program.end() == (0, "", "")
+    for name, gib in (("fp32", 10), ("int8", 5)):
+        report = json.loads((tmp_path / "outputs" / name / "memory_usage.json").read_text())
+        assert [entry["gpu_ram_used_mb"] for entry in report["detailed_log"]] == [1024 * gib]
+        assert [report["peak_usage"][key] for key in ("gpu_ram_used_mb", "gpu_ram_peak_mb")] == [1024 * gib] * 2
+
+
+@pytest.mark.parametrize(
+    "arguments, saved, place",
+    [
+        ("'outputs/x'", "", "outputs/x"),
+        ("pathlib.Path('outputs/x')", "", "outputs/x"),
+        ("object(), 'outputs/x'", "", "outputs/x"),
+        ("experiment_name='x'", "", "outputs/x"),
+        ("experiment_name='outputs/x'", "", "outputs/x"),
+        ("save_dir='outputs/x'", "", "outputs/x"),
+        ("log_dir='outputs/x'", "", "outputs/x"),
+        ("output_dir='outputs/x', experiment_name='y'", "", "outputs/x"),
+        ("'a task', output_dir='outputs/x'", "", "outputs/x"),
+        ("", "", "."),
+        ("", "'outputs/x'", "outputs/x"),
+        ("", "'outputs/x/memory_usage.json'", "outputs/x"),
+        ("experiment_name='y'", "output_dir='outputs/x'", "outputs/x"),
+        ("", "pathlib.Path('there')", "there"),
+    ],
+)
+def test_tracker_writes_where_its_arguments_say(receiver, run, tmp_path, arguments, saved, place):
+    (tmp_path / "there").mkdir()
+    program = run(f"import pathlib\nfrom memledger.compat import MemoryTracker\nprint(MemoryTracker({arguments}).save_log({saved}))")
+    assert program.end() == (0, "True\n", "")
+    assert list(tmp_path.rglob("memory_usage.json")) == [tmp_path / place / "memory_usage.json"]
+
+
+def test_argument_of_the_tracker_that_is_not_used_is_a_warning(receiver, run):
+    program = run("from memledger.compat import MemoryTracker\nMemoryTracker(interval=5, task=None)")
+    code, out, err = program.end()
+    assert (code, out) == (0, "") and "MemoryTracker: interval is not used" in err and "task" not in err
+
+
+def test_names_in_any_script_stay_apart_and_are_whole_in_the_file(receiver, run, tmp_path):
+    program = run(
+        """
+import memledger
+from memledger.compat import MemoryTracker
+tracker = MemoryTracker()
+for component in ("модель", "ретрив", "モデル", "x" * 70, "x" * 71):
+    tracker.log_memory(component, "до генерации")
+tracker.save_log()
+with memledger.track("модель", "шаг"):
+    pass
+memledger.save_report("tracked.json")
+"""
+    )
+    assert program.end()[0] == 0
+    names = [entry["component"] for entry in json.loads((tmp_path / "memory_usage.json").read_text())["detailed_log"]]
+    assert names == ["модель", "ретрив", "モデル", "x" * 70, "x" * 71]
+    tracked = json.loads((tmp_path / "tracked.json").read_text())["detailed_log"][-1]
+    assert (tracked["component"], tracked["operation"]) == ("модель", "шаг")
+    reported = {message["component"] for message in receiver.of("operation")}
+    assert len(reported) == 5 and all(len(name) <= 64 and name.isascii() for name in reported), reported
+
+
+def test_each_record_is_reported_with_its_own_time_and_peak(receiver, run):
+    program = run(
+        """
+import torch
+from memledger.compat import MemoryTracker
+tracker = MemoryTracker()
+for number in range(300):
+    torch.cuda.standin_allocate(1 << 20)
+    tracker.log_memory("model", "after_generate")
+"""
+    )
+    assert program.end() == (0, "", "")
+    records = [record for message in receiver.of("records") for record in message["of"]]
+    assert [record[4] for record in records] == [(number + 1) << 20 for number in range(300)]  # allocated
+    assert [record[5] for record in records] == [record[4] for record in records]  # their peaks
+    assert all(record[:2] == ["model", "after_generate"] and 0 <= record[2] < 60_000_000 for record in records)
+
+
+def test_tracker_gives_clearml_its_scalars(receiver, run):
+    program = run(
+        """
+from memledger.compat import MemoryTracker
+class Logger:
+    def report_scalar(self, title, series, value, iteration):
+        print(title, series, value > 0 if series.startswith("cpu") else value, iteration)
+class Task:
+    def get_logger(self):
+        return Logger()
+tracker = MemoryTracker(Task(), output_dir="x")
+tracker.log_memory("model", "before_generate")
+tracker.log_memory("model", "after_generate")
+"""
+    )
+    code, out, err = program.end()
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:4] == [f"memory/model {series} {value} 1" for series, value in (
+        ("cpu_ram_used_mb", True), ("gpu_ram_used_mb", 0.0), ("gpu_ram_peak_mb", 0.0), ("reserved_gpu_ram_mb", 0.0))]  # fmt: skip
+    assert len(out.splitlines()) == 8 and out.endswith(" 2\n")
+
+
+@pytest.mark.parametrize("call", ["cleanup_gpu()", "gpu_manager.check_memory_threshold(85)", "aggressive_cleanup_gpu()"])
+def test_loop_of_a_service_answers_a_request_to_clean_up(receiver, run, call):
+    program = run(
+        f"""
+import threading, torch
+from memledger.compat import aggressive_cleanup_gpu, cleanup_gpu, gpu_manager
+torch.cuda.standin_allocate(4 << 30)
+torch.cuda.standin_free(3 << 30)
+stop = threading.Event()
+def requests():
+    while not stop.wait(0.01):
+        {call}
+thread = threading.Thread(target=requests)
+print("ready", flush=True)
+thread.start()
+input()
+stop.set()
+thread.join()
+"""
+    )
+    assert program.line() == "ready"
+    receiver.wait("hello")
+    receiver.send({"t": "cleanup", "id": 7, "deadline_ms": 60_000})
+    cleaned = receiver.wait("cleaned")
+    assert cleaned["id"] == 7 and cleaned["dev"][0]["after"] == 1 << 30
+    program.go()
+    assert program.end()[0] == 0
+
+
 def test_gpu_manager_knows_nothing_before_cuda_and_does_not_initialise_it(receiver, run):
     program = run(
         """

@@ -3,8 +3,10 @@
 import ast
 import contextlib
 import json
+import os
 import pathlib
 import socket
+import subprocess
 import sys
 import types
 
@@ -192,3 +194,33 @@ def test_torchs_own_class_is_an_out_of_memory_error_whatever_it_says():
     kind = type("OutOfMemoryError", (RuntimeError,), {})
     error = kind("Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated : 9.43 GiB")  # cudaMallocAsync
     assert _cuda_oom.is_cuda_oom(error) and not _cuda_oom.is_cuda_oom(RuntimeError("out of range"))
+
+
+def test_older_python_gets_one_sentence(tmp_path):
+    source = (pathlib.Path(_host.__file__).parent / "__init__.py").read_text()
+    ast.parse(source, feature_version=(3, 4))  # it is read before that sentence
+    program = "import sys; sys.version_info = (3, 6, 9, 'final', 0)\ntry:\n    import memledger\nexcept ImportError as error:\n    print(error)"
+    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == ("memledger needs Python 3.8 or later, and this is Python 3.6\n", "")
+
+
+def test_setting_of_the_allocator_is_what_torch_parsed(monkeypatch):
+    class Parsed:
+        _accelerator_getAllocatorSettings = staticmethod(lambda: parsed[0])
+
+    parsed = [""]
+    torch = types.SimpleNamespace(_C=Parsed, cuda=types.SimpleNamespace(is_initialized=lambda: is_initialized[0]), __version__="2.15.0")
+    is_initialized = [True]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # after torch had read it
+    assert _reporter._allocator_settings() == {"pytorch_cuda_alloc_conf": ""}
+    parsed[0] = "max_split_size_mb:64"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # ignored beside the other
+    assert _reporter._allocator_settings() == {"pytorch_cuda_alloc_conf": "max_split_size_mb:64"}
+    is_initialized[0] = False  # the call would parse, and the program may set it yet
+    both = {"pytorch_alloc_conf": "expandable_segments:True", "pytorch_cuda_alloc_conf": "expandable_segments:True"}
+    assert _reporter._allocator_settings() == both
+    del Parsed._accelerator_getAllocatorSettings  # before torch 2.9
+    is_initialized[0] = True
+    assert _reporter._allocator_settings() == both
