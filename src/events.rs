@@ -328,9 +328,23 @@ pub struct GpuError {
     pub source: Arc<str>,
 }
 
+/// What PyTorch held between two steps of a training, and how much that grew until an error.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeldGrowth {
+    /// Bytes at first.
+    pub from_bytes: u64,
+    /// Bytes at last.
+    pub to_bytes: u64,
+    /// Seconds between the two.
+    pub seconds: f64,
+}
+
 /// A CUDA out-of-memory error: the GPU, or what the process may take of it, was full. The program may survive it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CudaOom {
+    /// How what its run held between two steps grew until then, if it did all the time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub growth: Option<HeldGrowth>,
     /// Id of the event; increases.
     pub id: u64,
     /// Unix time at which it happened.

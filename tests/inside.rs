@@ -3,6 +3,7 @@
 //! The client is the real one, as memledger writes it into the directory. The GPU is not: the driver is `tests/fake-nvml`, and
 //! `python/tests/standin` replaces torch. Both report the amounts that the test chose.
 
+mod batch_search;
 mod cleanup;
 mod container_logs;
 mod cuda_oom;

@@ -27,7 +27,7 @@ need_cargo
 # there, and its exit may be reported too late to know that it was the victim's.
 readonly V2_TESTS="truth:: roles:: vanishing:: oom::limits oom::host oom::names::case_18 oom::names::case_20
   oom::names::case_21 oom::away::case_15 oom::away::case_19 oom::away::clock_jump oom::exits::case_26
-  run_command:: oom::bursts::case_23 oom::pods oom::sources::in_a hostile::scale::cgroups_10000
+  run_command:: inside::batch_search oom::bursts::case_23 oom::pods oom::sources::in_a hostile::scale::cgroups_10000
   --skip roles::trees --skip oom::limits::case_01_process_below --skip oom::limits::case_11_restarting"
 # These measure memory and time under load, so they run with nothing but the guest beside them.
 readonly UNDER_LOAD='test(/^(otlp::many::|web::slow::|web::limits::ten_thousand)/)'

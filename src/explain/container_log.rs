@@ -35,6 +35,7 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, contai
     }
     exit.reason = Some(ExitReason::CudaOom);
     let event = CudaOom {
+        growth: None,
         id: 0,
         at: found.at.min(exit.at),
         subject: exit.subject.clone(),

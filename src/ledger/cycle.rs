@@ -23,7 +23,10 @@ use crate::gpu_state::xid_dedup::XidDedup;
 use crate::gpu_state::xids::{ReportedXid, XidCounts};
 use crate::reporter::reports::Reports;
 use crate::runs::peaks::RunPeaksTable;
-use crate::series::Series;
+use crate::series::{Label, Series};
+
+/// Names of the collectors of GPU figures.
+const GPU_COLLECTORS: [&str; 2] = ["gpu", crate::gpu::amdgpu::NAME];
 
 /// The cycle's half of the ledger.
 #[derive(Debug)]
@@ -130,6 +133,8 @@ impl Ledger {
         for (usage, sample) in std::iter::zip(&mut containers, samples(running.len(), cycle_data, series)) {
             usage.run = sample;
         }
+        let has_gpu = has_gpu_source(series);
+        containers.iter_mut().for_each(|usage| usage.run.host_has_gpu = Some(has_gpu));
         if let Some(reports) = &cycle_data.reports {
             add_reports(&mut containers, running, reports);
         }
@@ -179,6 +184,13 @@ fn add_reports(containers: &mut [ContainerUsage], running: &[Arc<Container>], re
             (run.settings, run.settings_of) = (process.settings.clone(), Some(reporting));
         }
     }
+}
+
+/// Returns whether a collector of GPU figures found a GPU, or failed where there should be one.
+fn has_gpu_source(series: &Series) -> bool {
+    let is_of_gpu = |label: &Label| matches!(label, Label::Fixed(name) if GPU_COLLECTORS.contains(name));
+    let mut rows = series.rows().iter().filter(|row| row.family == FamilyId::COLLECTOR_SUCCESS);
+    rows.any(|row| series.labels(row).iter().any(is_of_gpu))
 }
 
 /// Returns the host's total and available memory of this cycle.

@@ -23,6 +23,12 @@ pub fn message(packet: &[u8]) {
             assert!(is_plain(&tracked.component) && is_plain(&tracked.operation));
             devices(&tracked.devices);
         }
+        Message::Records(records) => {
+            for record in records {
+                assert!(is_plain(&record.pair.0) && is_plain(&record.pair.1));
+                assert!(record.bytes.into_iter().flatten().all(|bytes| bytes <= 1 << 50));
+            }
+        }
         Message::Step(step) => assert!(step.steps.max(step.samples.unwrap_or(0)) <= 1 << 50),
         Message::Settings(settings) => {
             assert!(settings.len() <= super::message::MAX_SETTINGS);
@@ -61,13 +67,15 @@ mod tests {
     use proptest::prelude::*;
 
     fn packet() -> impl Strategy<Value = String> {
-        let kind = prop::sample::select(vec!["hello", "sample", "operation", "step", "oom"]);
+        let kind = prop::sample::select(vec!["hello", "sample", "operation", "records", "step", "oom"]);
         let field = prop::sample::select(vec![
             "\"v\":1",
             "\"v\":2",
             "\"n\":7",
             "\"rss\":-1",
             "\"component\":\"model\"",
+            "\"of\":[[\"model\",\"forward\",7,1,null,3,4]]",
+            "\"of\":[[\"mod el\",\"\",-7,1,null,3]]",
             "\"operation\":\"a b\"",
             "\"operation\":\"forward\"",
             "\"dev\":[{\"i\":0,\"alloc\":1}]",

@@ -42,6 +42,8 @@ pub enum Message {
     Sample(Sample),
     /// Memory within one operation of one component.
     Operation(TrackedOperation),
+    /// Memory at points of the program, oldest first.
+    Records(Vec<ReportedRecord>),
     /// Progress of the training.
     Step(Step),
     /// Settings of the training by name in lower case, as text.
@@ -108,6 +110,17 @@ pub struct TrackedOperation {
     pub rss: Option<u64>,
     /// Memory on each device.
     pub devices: Vec<TorchMemory>,
+}
+
+/// Memory at one point of the program: an entry of its `memory_usage.json`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReportedRecord {
+    /// Component and operation.
+    pub pair: (Arc<str>, Arc<str>),
+    /// How long ago it was made.
+    pub ago: Duration,
+    /// Resident memory, and of torch on all devices: allocated, its peak, reserved.
+    pub bytes: [Option<u64>; 4],
 }
 
 /// Progress since the process started.
@@ -229,6 +242,14 @@ struct RawOperation {
 }
 
 #[derive(Deserialize)]
+struct RawRecords {
+    of: Vec<RawRecord>,
+}
+
+/// Component, operation, microseconds ago, and bytes.
+type RawRecord = (String, String, u64, Option<u64>, Option<u64>, Option<u64>, Option<u64>);
+
+#[derive(Deserialize)]
 struct RawSettings {
     kv: BTreeMap<String, serde_json::Value>,
 }
@@ -301,6 +322,10 @@ impl Message {
                 let rss = rss.map(bounded).transpose()?;
                 Ok(Message::Operation(TrackedOperation { component, operation, rss, devices: devices(dev)? }))
             }
+            "records" => {
+                let RawRecords { of } = parse(packet)?;
+                of.into_iter().map(record).collect::<Result<_, _>>().map(Message::Records)
+            }
             "step" => {
                 let RawStep { n, samples } = parse(packet)?;
                 Ok(Message::Step(Step { steps: bounded(n)?, samples: samples.map(bounded).transpose()? }))
@@ -316,6 +341,18 @@ impl Message {
 
 fn parse<'a, T: Deserialize<'a>>(packet: &'a [u8]) -> Result<T, ReportRejection> {
     serde_json::from_slice(packet).map_err(|_| ReportRejection::Malformed)
+}
+
+fn record(raw: RawRecord) -> Result<ReportedRecord, ReportRejection> {
+    let (component, operation, ago_us, rss, allocated, peak, reserved) = raw;
+    for bytes in [rss, allocated, peak, reserved].into_iter().flatten() {
+        bounded(bytes)?;
+    }
+    Ok(ReportedRecord {
+        pair: (name(&component)?, name(&operation)?),
+        ago: Duration::from_micros(ago_us.min(1_000 * MAX_AGO)),
+        bytes: [rss, allocated, peak, reserved],
+    })
 }
 
 fn cleaned(raw: &RawCleaned) -> Result<Cleaned, ReportRejection> {
@@ -457,6 +494,15 @@ mod tests {
         assert_eq!(parse(r#"{"t":"sample","lost":2,"overlapping":9}"#), parsed(9, vec![]));
         let step = r#"{"t":"step","n":3,"samples":96,"batch_size":32}"#;
         assert_eq!(parse(step), Ok(Message::Step(Step { steps: 3, samples: Some(96) })));
+        let records = r#"{"t":"records","of":[["model","generate",2500000,7,5,null,9]]}"#;
+        let bytes = [Some(7), Some(5), None, Some(9)];
+        let pair = ("model".into(), "generate".into());
+        let record = ReportedRecord { pair, ago: Duration::from_millis(2500), bytes };
+        assert_eq!(parse(records), Ok(Message::Records(vec![record])));
+        let unnamed = r#"{"t":"records","of":[["model","",0,null,null,null,null]]}"#;
+        assert_eq!(parse(unnamed), Err(ReportRejection::Name));
+        let huge = r#"{"t":"records","of":[["model","x",0,9223372036854775807,null,null,null]]}"#;
+        assert_eq!(parse(huge), Err(ReportRejection::Malformed));
         let settings = r#"{"t":"settings","kv":{"LR":0.0003,"amp":true,"optimizer":"adamw"}}"#;
         let pairs = [("lr", "0.0003"), ("amp", "true"), ("optimizer", "adamw")];
         let pairs = pairs.map(|(name, value)| (name.into(), value.into()));

@@ -15,6 +15,7 @@ pub mod message;
 pub mod ooms;
 mod peer;
 pub mod reports;
+pub mod process_reports;
 mod server;
 pub mod stats;
 
@@ -29,6 +30,7 @@ use crate::host::process::ProcessId;
 use cleanup::{CleanupResult, CleanupTrigger, Cleanups};
 use message::OomMessage;
 use ooms::{OomQueue, ReportedOom};
+use process_reports::{EndReport, ProcessReport, ProcessReportContent, ProcessReportQueue};
 use reports::Reports;
 use stats::ReporterStats;
 
@@ -49,6 +51,7 @@ pub struct ReporterState {
     ooms: Mutex<OomQueue>,
     /// Wakes who takes the out-of-memory errors.
     waker: Arc<Waker>,
+    process_reports: Mutex<ProcessReportQueue>,
     cleanups: Mutex<Cleanups>,
     /// Wakes the reporter's thread for a cleanup.
     cleanup_waker: Waker,
@@ -101,6 +104,35 @@ impl ReporterState {
     /// Takes the out-of-memory errors that were reported since the last call.
     pub fn take_ooms(&self) -> Vec<ReportedOom> {
         self.ooms().take()
+    }
+
+    /// Adds a report for the record of a run. One too many is counted as rejected.
+    fn add_process_report(&self, report: ProcessReport) {
+        if !self.process_reports().add(report) {
+            self.stats.count_rejected(stats::ReportRejection::Rate);
+        }
+    }
+
+    /// Adds all that a process has reported, whose connection ends.
+    fn add_end(&self, now: Timestamp, id: ProcessId, connected: Timestamp) {
+        let (process, container) = {
+            let reports = self.lock();
+            let Some(process) = reports.processes.get(&id).cloned() else { return };
+            let container = reports.containers.get(&process.container).cloned().unwrap_or_default();
+            (process, container)
+        };
+        let id_of_container = process.container.clone();
+        let content = ProcessReportContent::End(Box::new(EndReport { at: now, id, process, container }));
+        self.add_process_report(ProcessReport { container: id_of_container, connected, content });
+    }
+
+    fn process_reports(&self) -> MutexGuard<'_, ProcessReportQueue> {
+        self.process_reports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the reports for the records of runs since the last call.
+    pub fn take_process_reports(&self) -> Vec<ProcessReport> {
+        self.process_reports().take()
     }
 
     /// Requests a cleanup from all processes of a container, within this time. The result comes at the latest [`cleanup::ANSWER_GRACE`] after the

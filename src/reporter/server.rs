@@ -19,6 +19,7 @@ use super::ReporterState;
 use super::cleanup::{CleanupOutcome, EndedCleanup, ProcessCleanup};
 use super::message::{MAX_PACKET_BYTES, Message, Sample};
 use super::peer::ReportingPeer;
+use super::process_reports::{ProcessReport, ProcessReportContent};
 use super::stats::ReportRejection;
 use crate::clock::Timestamp;
 use crate::discover::Inventory;
@@ -68,6 +69,7 @@ pub struct Server {
 struct ReporterConnection {
     socket: OwnedFd,
     peer: ReportingPeer,
+    connected: Timestamp,
     messages: RateLimit,
     is_greeted: bool,
     /// The last sample that was received, not published yet.
@@ -254,9 +256,16 @@ impl Server {
             return Err(ReportRejection::Connections);
         }
         sockopt::set_socket_passcred(&socket, true).map_err(|_| ReportRejection::Peer)?;
-        let messages = RateLimit::new(Timestamp::now(), MESSAGES.0, MESSAGES.1);
-        let connection =
-            ReporterConnection { socket, peer, messages, is_greeted: false, sample: None, is_limited: false };
+        let connected = Timestamp::now();
+        let connection = ReporterConnection {
+            socket,
+            peer,
+            connected,
+            messages: RateLimit::new(connected, MESSAGES.0, MESSAGES.1),
+            is_greeted: false,
+            sample: None,
+            is_limited: false,
+        };
         self.connections.insert(self.next, connection);
         self.next += 1;
         Ok(())
@@ -264,6 +273,7 @@ impl Server {
 
     fn close(&mut self, number: u64) {
         if let Some(connection) = self.connections.remove(&number) {
+            self.state.add_end(Timestamp::now(), connection.peer.id, connection.connected);
             self.state.lock().disconnect(connection.peer.id);
             self.state.cleanups().record_loss(connection.peer.id, &CleanupOutcome::Ended);
         }
@@ -372,6 +382,11 @@ impl ReporterConnection {
             _ if !self.is_greeted => return Err(ReportRejection::Malformed),
             Message::Sample(sample) => self.sample = Some(sample),
             Message::Operation(tracked) => state.lock().operation(key, tracked)?,
+            Message::Records(records) => state.add_process_report(ProcessReport {
+                container: self.peer.container.clone(),
+                connected: self.connected,
+                content: ProcessReportContent::Records(Timestamp::now(), records),
+            }),
             Message::Step(step) => state.lock().step(key, step),
             Message::Settings(settings) => state.lock().settings(key, settings),
             Message::Cleaned(cleaned) => state.cleanups().answer(key, &cleaned),
@@ -462,7 +477,9 @@ mod tests {
         send_all(&client, &[HELLO]);
         let mut buffer = vec![0; MAX_PACKET_BYTES];
         server.serve(PollTarget::Socket(0), &mut buffer);
-        send_all(&client, &[r#"{"t":"sample","lost":5}"#, r#"{"t":"step","n":7}"#]);
+        let last = r#"{"t":"operation","component":"system","operation":"experiment_end","rss":9}"#;
+        let records = r#"{"t":"records","of":[["system","experiment_end",5,9,null,null,null]]}"#;
+        send_all(&client, &[r#"{"t":"sample","lost":5}"#, r#"{"t":"step","n":7}"#, last, records]);
         drop(client); // with the welcome in it
         server.serve(PollTarget::Socket(0), &mut buffer);
         assert!(server.connections.is_empty());
@@ -470,6 +487,17 @@ mod tests {
         let steps: Vec<u64> =
             reports.containers.values().flat_map(|of| of.progress.values()).map(|of| of.steps).collect();
         assert_eq!(steps, [7]);
+        drop(reports);
+        server.state.take(&Arc::default()); // the container is not listed any more
+        let reports = server.state.take_process_reports();
+        let [records, end] = reports.as_slice() else { panic!("{reports:?}") };
+        assert!(
+            matches!(&records.content, ProcessReportContent::Records(_, of) if of[0].bytes[0] == Some(9))
+        );
+        let ProcessReportContent::End(end) = &end.content else { panic!("{end:?}") };
+        let operations: Vec<_> = end.container.operations.keys().map(|(_, operation)| &**operation).collect();
+        assert_eq!((operations, end.container.progress[&0].steps), (vec!["experiment_end"], 7));
+        assert!(server.state.take_process_reports().is_empty(), "once");
     }
 
     #[test]

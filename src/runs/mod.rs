@@ -11,7 +11,9 @@ pub mod advice;
 pub mod hit_limit;
 pub mod leak;
 pub mod names;
+pub mod operation_log;
 pub mod peaks;
+pub mod process_end;
 pub mod sample;
 pub mod setting_names;
 pub mod usage;
@@ -28,7 +30,9 @@ use crate::discover::{Container, ContainerDetails, ContainerId};
 use crate::events::{ContainerRef, Exit, ExitReason};
 use crate::runs::hit_limit::HitLimit;
 use measures::{Growth, Mean};
+use operation_log::{OperationLog, OperationRecord};
 use peaks::StoredPeaks;
+use process_end::ProcessEnd;
 use sample::{MAX_OPERATIONS, OperationSample, ReportingRank, RunGpuSample};
 use usage::ContainerUsage;
 use usage_history::by_role;
@@ -74,6 +78,9 @@ pub struct RunFigures {
     /// Memory of the host, and the most of it that was in use beside this run.
     host_total_bytes: Option<u64>,
     host_others_peak_bytes: Option<u64>,
+    /// A source of GPU figures was there in a cycle, also one that failed; `None` in figures from before this was noticed.
+    #[serde(default)]
+    host_has_gpu: Option<bool>,
     cpu: Growth,
     steps: Growth,
     samples_of_training: Growth,
@@ -89,6 +96,11 @@ pub struct RunFigures {
     roles: BTreeMap<Arc<str>, RolePeak>,
     gpus: BTreeMap<Arc<str>, GpuFigures>,
     operations: Vec<OperationPeak>,
+    #[serde(default)]
+    log: OperationLog,
+    /// Ends of its processes, for figures that were taken before.
+    #[serde(skip)]
+    ends: Vec<ProcessEnd>,
     timeline: Vec<TimelinePoint>,
     point_interval: f64,
     /// Least of PyTorch's allocated bytes since the last point.
@@ -231,6 +243,7 @@ impl RunFigures {
         self.shm_peak_bytes = self.shm_peak_bytes.max(sample.shm_used_bytes);
         self.record_roles(usage);
         let run = &usage.run;
+        self.host_has_gpu = self.host_has_gpu.max(run.host_has_gpu);
         self.cpu.record(at, run.cpu_seconds);
         self.steps.record_progress(at, run.steps, 0);
         self.samples_of_training.record_progress(at, run.samples, run.ranks_with_samples);
@@ -273,9 +286,10 @@ impl RunFigures {
         self.cuda_ooms = self.cuda_ooms.saturating_add(errors);
     }
 
-    /// Takes those errors that were counted in other figures of the same run only: they came after its exit was noticed.
-    pub fn with_cuda_ooms_of(mut self, other: Option<&Self>) -> Self {
+    /// Takes what was reported in other figures of the same run only: it came after its exit was noticed.
+    pub fn with_reports_of(mut self, other: Option<&Self>) -> Self {
         if let Some(other) = other {
+            self.take_reports_of(other);
             self.cuda_ooms = self.cuda_ooms.max(other.cuda_ooms);
             self.cuda_ooms_in_log = self.cuda_ooms_in_log.max(other.cuda_ooms_in_log);
         }
@@ -443,6 +457,9 @@ pub struct RunRecord {
     /// The most of it that was in use, or not available, beside this run at a sample.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_others_peak_bytes: Option<u64>,
+    /// The host has a GPU, or had one while the run was sampled; absent where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_has_gpu: Option<bool>,
     /// Highest usage, page cache included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage_peak_bytes: Option<u64>,
@@ -477,6 +494,12 @@ pub struct RunRecord {
     /// Operations that the program tracks, as it reports them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub operations: Vec<OperationPeak>,
+    /// Memory at the points that the program recorded, oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub log: Vec<OperationRecord>,
+    /// Least of PyTorch's allocated bytes since the last point of the timeline, all GPUs together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub torch_held_bytes: Option<u64>,
     /// Its memory over time.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub timeline: Vec<TimelinePoint>,
@@ -564,6 +587,7 @@ impl RunRecord {
             limit_bytes: figures.limit_bytes,
             host_total_bytes: figures.host_total_bytes,
             host_others_peak_bytes: figures.host_others_peak_bytes,
+            host_has_gpu: figures.host_has_gpu,
             usage_peak_bytes: figures.usage_peak_bytes,
             unreclaimable_peak_bytes: figures.unreclaimable_peak_bytes,
             unreclaimable_mean_bytes: figures.unreclaimable.value().map(|mean| mean as u64),
@@ -576,6 +600,8 @@ impl RunRecord {
             roles: figures.roles,
             gpus: figures.gpus.iter().map(|(uuid, gpu)| (Arc::clone(uuid), gpu.peak())).collect(),
             operations: figures.operations,
+            log: figures.log.into_records(),
+            torch_held_bytes: figures.torch_allocated_min_bytes,
             timeline: figures.timeline,
             subject,
             ..Self::default()

@@ -53,7 +53,7 @@ impl RunFigures {
     }
 
     /// Records what one process reports: the first one of the lowest rank. A later one may be another program, such as an evaluation.
-    fn record_reported_settings(&mut self, run: &RunSample) {
+    pub(super) fn record_reported_settings(&mut self, run: &RunSample) {
         let Some(process) = run.settings_of else { return };
         if self.reported_by.is_some_and(|known| known < process) {
             return;

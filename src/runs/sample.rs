@@ -29,6 +29,8 @@ pub struct ReportingRank {
 /// The values of one container in one cycle, beside its memory and processes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunSample {
+    /// The host has a source of GPU figures, also if it fails.
+    pub host_has_gpu: Option<bool>,
     /// CPU seconds since the container began.
     pub cpu_seconds: Option<f64>,
     /// Training steps of the rank with the most, as its programs report them.

@@ -108,3 +108,48 @@ fn record_has_what_the_program_reported_without_its_search_for_a_batch_size() {
     let samples = record["samples_per_second"].as_f64().expect("samples");
     assert!(steps > 0.0 && (samples / steps - 16.0).abs() < 0.01, "{record}");
 }
+
+/// Holds 1 GiB; at a signal it takes 5 GiB more for a moment, logs its end, and ends at once.
+const ENDS_AT_ONCE: &str = r#"
+import signal, torch
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+from memledger.compat import MemoryTracker
+tracker = MemoryTracker()
+torch.cuda.standin_allocate(1 << 30)
+for number in range(3):
+    tracker.log_memory("model", "after_generate")
+print("ready", flush=True)
+signal.sigwait({signal.SIGUSR1})
+torch.cuda.standin_allocate(5 << 30)
+torch.cuda.standin_free(5 << 30)
+tracker.log_memory("system", "experiment_end")
+"#;
+
+#[test]
+fn what_a_program_reports_in_its_last_second_is_in_its_record() {
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("last");
+    let host = Host::start_with(&engine, &name, |folder| vec![state_flag(folder)]);
+    let container = host.run(&engine, &name, ENDS_AT_ONCE);
+    host.set_gpu_memory(&container, GIB + CONTEXT);
+    container.docker(&["kill", "-s", "USR1"]);
+    assert_eq!(exit_of(&host.memledger, &name), ("completed".to_owned(), 0));
+    let report = |format: &str| -> Value {
+        let flags = ["report", &name, &format!("--format={format}"), &state_flag(host.folder.path())];
+        let (code, out, err) = run_on_ledger(&flags);
+        assert_eq!((code, &*err), (Some(0), ""), "{out}");
+        serde_json::from_str(&out).expect("JSON")
+    };
+    let record = report("json");
+    let gpu = record["gpus"].as_object().and_then(|gpus| gpus.values().next()).expect("a GPU");
+    assert_eq!(gpu["torch_allocated_peak_bytes"], 6 * GIB, "{record}");
+    let usage = report("memory_usage");
+    let log = usage["detailed_log"].as_array().expect("the log");
+    let entries: Vec<_> = log.iter().map(|entry| (&entry["operation"], &entry["gpu_ram_peak_mb"])).collect();
+    let (generate, end) = (Value::from("after_generate"), Value::from("experiment_end"));
+    let (one, six) = (Value::from(1024.0), Value::from(6144.0));
+    assert_eq!(entries, [(&generate, &one), (&generate, &one), (&generate, &one), (&end, &six)], "{usage}");
+    let times: Vec<_> = log.iter().map(|entry| entry["timestamp"].as_f64().expect("a time")).collect();
+    assert!(times.windows(2).all(|pair| pair[0] < pair[1]), "each has its own time: {usage}");
+    assert_eq!(usage["peak_usage"]["gpu_ram_peak_mb"], 6144.0, "{usage}");
+}

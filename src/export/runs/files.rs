@@ -20,29 +20,28 @@ pub fn csv(run: &RunRecord) -> String {
     })
 }
 
-/// Returns a run as the `memory_usage.json` of the Python client and of older tools: MB are 2^20 bytes, `null` is not measured.
-/// One entry for each operation that the program reported, else for each point of the timeline.
+/// Returns a run as the `memory_usage.json` of the Python client and of older tools: MB are 2^20 bytes, `null` is not measured, and GPU
+/// memory is 0 on a host without a GPU. One entry for each record that the program reported; of a program that reports none, for each
+/// operation, else for each point of the timeline.
 pub fn memory_usage(run: &RunRecord) -> Value {
-    let mb = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / MB);
     let entry = |component: &str, operation: &str, at: f64, bytes: [Option<u64>; 4]| {
-        json!({"component": component, "operation": operation, "timestamp": at,
-            "cpu_ram_used_mb": mb(bytes[0]), "gpu_ram_used_mb": mb(bytes[1]),
-            "gpu_ram_peak_mb": mb(bytes[2]), "reserved_gpu_ram_mb": mb(bytes[3])})
+        let [cpu, used, peak, reserved] = in_mb(run, bytes);
+        json!({"component": component, "operation": operation, "timestamp": at, "cpu_ram_used_mb": cpu,
+            "gpu_ram_used_mb": used, "gpu_ram_peak_mb": peak, "reserved_gpu_ram_mb": reserved})
     };
     let name = &run.subject.identity.name;
-    let mut log: Vec<Value> = run
-        .operations
-        .iter()
-        .map(|peak| {
-            let bytes = [
-                peak.rss_bytes,
-                peak.torch_allocated_bytes,
-                peak.torch_allocated_peak_bytes,
-                peak.torch_reserved_bytes,
-            ];
-            entry(&peak.component, &peak.operation, peak.at, bytes)
-        })
-        .collect();
+    let records = run.log.iter();
+    let mut log: Vec<Value> =
+        records.map(|record| entry(&record.component, &record.operation, record.at, record.bytes)).collect();
+    if log.is_empty() {
+        let of = |peak: &OperationPeak| {
+            let torch =
+                [peak.torch_allocated_bytes, peak.torch_allocated_peak_bytes, peak.torch_reserved_bytes];
+            let [used, highest, reserved] = torch;
+            entry(&peak.component, &peak.operation, peak.at, [peak.rss_bytes, used, highest, reserved])
+        };
+        log = run.operations.iter().map(of).collect();
+    }
     if log.is_empty() {
         let points = run.timeline.iter();
         log = points
@@ -57,20 +56,36 @@ pub fn memory_usage(run: &RunRecord) -> Value {
     json!({"detailed_log": log, "peak_usage": peaks(run)})
 }
 
+/// Returns bytes of host memory, and three of GPU memory, in MB. What is on no GPU takes none.
+fn in_mb(run: &RunRecord, bytes: [Option<u64>; 4]) -> [Option<f64>; 4] {
+    let none = (run.host_has_gpu == Some(false)).then_some(0);
+    let [cpu, used, peak, reserved] = bytes;
+    [cpu, used.or(none), peak.or(none), reserved.or(none)].map(|bytes| bytes.map(|bytes| bytes as f64 / MB))
+}
+
 /// Returns the peaks of a run, by the rule of the Python client: the higher of what the operations and what the whole run had. Where a
 /// program reports no operations, `gpu_ram_used_mb` is the memory of its processes, as the driver says.
 fn peaks(run: &RunRecord) -> Value {
     let most = |of: fn(&OperationPeak) -> Option<u64>| run.operations.iter().filter_map(of).max();
+    let logged = |number: usize| run.log.iter().filter_map(|record| record.bytes[number]).max();
     let sum =
         |of: fn(&GpuPeak) -> Option<u64>| run.gpus.values().filter_map(of).reduce(|one, other| one + other);
-    let used = if run.operations.is_empty() { sum(|gpu| gpu.peak_bytes) } else { None };
-    let mb = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / MB);
-    json!({
-        "cpu_ram_used_mb": mb(most(|peak| peak.rss_bytes).max(run.unreclaimable_peak_bytes)),
-        "gpu_ram_used_mb": mb(most(|peak| peak.torch_allocated_bytes).max(used)),
-        "gpu_ram_peak_mb": mb(most(|peak| peak.torch_allocated_peak_bytes).max(sum(|gpu| gpu.torch_allocated_peak_bytes))),
-        "reserved_gpu_ram_mb": mb(most(|peak| peak.torch_reserved_bytes).max(sum(|gpu| gpu.torch_reserved_peak_bytes))),
-    })
+    let reports = !run.operations.is_empty() || !run.log.is_empty();
+    let used = if reports { None } else { sum(|gpu| gpu.peak_bytes) };
+    let [cpu, used, peak, reserved] = in_mb(
+        run,
+        [
+            most(|peak| peak.rss_bytes).max(run.unreclaimable_peak_bytes).max(logged(0)),
+            most(|peak| peak.torch_allocated_bytes).max(used).max(logged(1)),
+            most(|peak| peak.torch_allocated_peak_bytes)
+                .max(sum(|gpu| gpu.torch_allocated_peak_bytes))
+                .max(logged(2)),
+            most(|peak| peak.torch_reserved_bytes)
+                .max(sum(|gpu| gpu.torch_reserved_peak_bytes))
+                .max(logged(3)),
+        ],
+    );
+    json!({"cpu_ram_used_mb": cpu, "gpu_ram_used_mb": used, "gpu_ram_peak_mb": peak, "reserved_gpu_ram_mb": reserved})
 }
 
 #[cfg(test)]
@@ -78,6 +93,7 @@ mod tests {
     use super::*;
     use crate::export::runs::tests::run;
     use crate::runs::TimelinePoint;
+    use crate::runs::operation_log::OperationRecord;
 
     #[test]
     fn memory_usage_has_operations_or_else_the_timeline() {
@@ -114,5 +130,40 @@ mod tests {
         let log = memory_usage(&run)["detailed_log"].clone();
         assert_eq!([&log[0]["operation"], &log[1]["operation"]], ["load", "train"], "by time");
         assert_eq!(csv(&run).lines().nth(1), Some("1.500,3145728,,"));
+    }
+
+    #[test]
+    fn memory_usage_has_each_record_at_its_time_and_zeros_on_a_host_without_a_gpu() {
+        let record = |at: f64, bytes| OperationRecord {
+            component: "model".into(),
+            operation: "generate".into(),
+            at,
+            bytes,
+        };
+        let log = vec![
+            record(5.0, [Some(1 << 20), None, None, None]),
+            record(6.5, [Some(2 << 20), None, None, None]),
+        ];
+        let mut run = RunRecord {
+            operations: vec![],
+            host_has_gpu: Some(false),
+            gpus: [].into(),
+            log,
+            ..run("a", "8", 1)
+        };
+        let entry = |at: f64, cpu: f64, gpu: Option<f64>| {
+            json!({"component": "model", "operation": "generate", "timestamp": at, "cpu_ram_used_mb": cpu,
+                "gpu_ram_used_mb": gpu, "gpu_ram_peak_mb": gpu, "reserved_gpu_ram_mb": gpu})
+        };
+        let log = memory_usage(&run)["detailed_log"].clone();
+        assert_eq!(log, json!([entry(5.0, 1.0, Some(0.0)), entry(6.5, 2.0, Some(0.0))]));
+        assert_eq!(memory_usage(&run)["peak_usage"]["gpu_ram_peak_mb"], 0.0);
+        for unknown in [None, Some(true)] {
+            run.host_has_gpu = unknown;
+            assert_eq!(memory_usage(&run)["detailed_log"][0], entry(5.0, 1.0, None), "{unknown:?}");
+        }
+        run.log[0].bytes[2] = Some(3 << 20);
+        assert_eq!(memory_usage(&run)["detailed_log"][0]["gpu_ram_peak_mb"], 3.0);
+        assert_eq!(memory_usage(&run)["peak_usage"]["gpu_ram_peak_mb"], 3.0, "no lower than the log");
     }
 }

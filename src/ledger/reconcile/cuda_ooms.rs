@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Reconciler;
 use crate::clock::{ClockStep, Timestamp};
 use crate::discover::ContainerId;
-use crate::events::{ContainerRef, CudaOom, GpuHolder, LedgerEvent, OwnGpuProcess};
+use crate::events::{ContainerRef, CudaOom, GpuHolder, HeldGrowth, LedgerEvent, OwnGpuProcess};
 use crate::host::process::ProcessId;
 use crate::ledger::exchange::{GpuProcessUse, GpuUse, GpuUser};
 use crate::ledger::totals::CudaOomSource;
@@ -106,13 +106,13 @@ impl Reconciler {
             if is_known || oom.message.is_update() && !oom.message.is_uncaught {
                 continue;
             }
-            let (subject, settings) = self.record_in_run(&oom, at);
+            let (subject, settings, growth) = self.record_in_run(&oom, at);
             self.totals.count_cuda_ooms(&subject.identity, source_of(&oom), oom.errors, at);
             // one without a known error has no numbers
             if !oom.is_event || oom.message.is_only_uncaught() {
                 continue;
             }
-            let event = CudaOom { id: self.new_id(), settings, ..self.event_of(&oom, at, subject) };
+            let event = CudaOom { id: self.new_id(), settings, growth, ..self.event_of(&oom, at, subject) };
             if let Some(process) = oom.process {
                 let (event, number) = (event.clone(), oom.message.number);
                 self.cuda_ooms.pending.push(PendingCudaOom { event, process, number, since: now });
@@ -166,6 +166,7 @@ impl Reconciler {
             holders_at: read_at.map(|read_at| at - oom.at.since(read_at).as_secs_f64()),
             snapshot: message.snapshot.clone().unwrap_or_default(),
             settings: vec![],
+            growth: None,
             subject,
         }
     }
@@ -204,12 +205,13 @@ impl Reconciler {
         true
     }
 
-    /// Records an error in the run of its container, and returns the container as its subject, and the settings of the run.
-    fn record_in_run(&mut self, oom: &ReportedOom, at: f64) -> (ContainerRef, Settings) {
+    /// Records an error in the run of its container, and returns the container as its subject, the settings of the run, and how what it held
+    /// between two steps grew.
+    fn record_in_run(&mut self, oom: &ReportedOom, at: f64) -> (ContainerRef, Settings, Option<HeldGrowth>) {
         let (id, errors) = (&oom.container, oom.errors);
         let state = self.containers.modify(id);
         let of_container = state.settings().to_vec();
-        let (mut number, mut settings) = (None, vec![]);
+        let (mut number, mut settings, mut growth) = (None, vec![], None);
         if let Some(run) = state.run_at_mut(at) {
             match source_of(oom) {
                 CudaOomSource::Reporter => {
@@ -225,9 +227,14 @@ impl Reconciler {
                 run.uncaught_cuda_oom = Some(at);
             }
             settings = run.figures.settings_over(&of_container);
+            growth = run.figures.held_growth();
             number = Some(run.number);
         }
-        (state.subject(id, number.and_then(|number| state.run(number)).or(state.run.as_ref())), settings)
+        (
+            state.subject(id, number.and_then(|number| state.run(number)).or(state.run.as_ref())),
+            settings,
+            growth,
+        )
     }
 
     /// Decides the errors of which no more is reported, and writes them.

@@ -37,6 +37,8 @@ const MAIN_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long to wait for an OOM kill. The kernel's record precedes the runtime's event; without the log, the counters
 /// need a moment.
 const EVIDENCE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the end of a run waits for the last messages of its processes, which are read within some hundredths of a second.
+const LAST_REPORTS_TIMEOUT: Duration = Duration::from_secs(2);
 /// An exit at most this many seconds after a stop request that the program may handle is its answer: docker stop waits
 /// as long.
 const STOP_TIMEOUT: f64 = 10.0;
@@ -305,7 +307,12 @@ impl Reconciler {
     pub(super) fn decide_exits(&mut self, now: Timestamp) {
         for mut pending in std::mem::take(&mut self.pending_exits) {
             self.update_exit(&mut pending.exit, &pending.id);
-            let Some(Decision { mut reason, ended_by, may_be }) = self.decide_reason(&pending, now) else {
+            let decision = if self.awaits_last_reports(&pending, now) {
+                None
+            } else {
+                self.decide_reason(&pending, now)
+            };
+            let Some(Decision { mut reason, ended_by, may_be }) = decision else {
                 let may_be = self.may_have_ended(&pending);
                 if !pending.stored || may_be != pending.exit.may_be {
                     (pending.stored, pending.exit.may_be) = (true, may_be);
@@ -346,7 +353,7 @@ impl Reconciler {
         }
         let run = self.containers.get(&pending.id).and_then(|state| state.run_ended_at(pending.exit.at));
         let in_run = run.map(|run| &run.figures);
-        let figures = pending.figures.clone().map(|figures| figures.with_cuda_ooms_of(in_run));
+        let figures = pending.figures.clone().map(|figures| figures.with_reports_of(in_run));
         if let Some(figures) = figures.as_ref().or(in_run) {
             let oom_limit = run.and_then(|run| run.oom_limit);
             let record = RunRecord { oom_limit, ..RunRecord::of_exit(figures, &pending.exit) };
@@ -500,6 +507,11 @@ impl Reconciler {
         ids.sort_unstable();
         ids.drain(..ids.len().saturating_sub(MAX_MAY_BE));
         ids
+    }
+
+    /// Returns whether the last messages of a process of a run are still to be read: they belong to its record.
+    fn awaits_last_reports(&self, pending: &PendingExit, now: Timestamp) -> bool {
+        now.since(pending.noticed) < LAST_REPORTS_TIMEOUT && self.connected.contains(&pending.id)
     }
 
     /// Returns whether the log or the last messages of a container that has ended are not read yet.

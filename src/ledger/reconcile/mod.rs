@@ -26,6 +26,7 @@ mod match_counters;
 mod output;
 mod owner;
 mod reports;
+mod process_reports;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;

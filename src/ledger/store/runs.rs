@@ -33,7 +33,7 @@ impl RunQuery {
     /// Removes what the query does not select of a record.
     fn trim(&self, mut run: RunRecord) -> RunRecord {
         if !self.timelines {
-            (run.timeline, run.operations) = (vec![], vec![]);
+            (run.timeline, run.operations, run.log) = (vec![], vec![], vec![]);
         }
         run
     }
