@@ -11,15 +11,18 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use jiff::tz::TimeZone;
 
 use super::event_source::LedgerSource;
+use super::overview_source::OverviewSource;
 use super::{NO, NotFound, USAGE, answers, json_flag, print};
 use crate::clock::Timestamp;
 use crate::config::{Config, since};
 use crate::export::runs::{self, MAX_COMPARED};
 use crate::http::MAX_RUNS;
 use crate::ledger::store::RunQuery;
+use crate::overview::{Details, GpuOverview};
 use crate::run_reports;
 use crate::runs::RunRecord;
-use crate::runs::advice::lines as advice;
+use crate::runs::advice::before_run::{GpuNow, HostNow, add_host_processes, before_first_run};
+use crate::runs::advice::lines::{self as advice, Advice};
 use crate::runs::names::{RECORDED_BY, check_unambiguous, nearest_names};
 
 /// Timeout of the check of a target.
@@ -217,29 +220,72 @@ fn check_targets(config: &Config) -> anyhow::Result<ExitCode> {
 /// Prints advice.
 pub fn advise(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let wanted = matches.get_one::<String>("run").map_or("", String::as_str);
-    let (source, is_check) = (Runs::open(config)?, matches.get_flag("check"));
-    // without a run nothing says whether the next one fits
-    let newest = source.select(wanted, 1).map_err(|error| anyhow::anyhow!("{error:#}"))?.remove(0);
+    let is_check = matches.get_flag("check");
+    let source = match (LedgerSource::open(config, super::control::TIMEOUT), is_check) {
+        ((LedgerSource::Missing, _), true) => {
+            let why = "no run is recorded on this host yet: `memledger serve` records them".to_owned();
+            return print_advice(&before_first_run(wanted, why, &host_now(config)), matches);
+        }
+        _ => Runs::open(config)?,
+    };
+    let newest = match source.select(wanted, 1) {
+        Ok(mut runs) => runs.remove(0),
+        Err(error) if is_check && error.is::<NotFound>() => {
+            return print_advice(&before_first_run(wanted, format!("{error:#}"), &host_now(config)), matches);
+        }
+        // without a run nothing says whether the next one fits
+        Err(error) => bail!("{error:#}"),
+    };
     let mut runs =
         source.0.runs(&RunQuery { name: Some(newest.group.to_string()), ..RunQuery::default() })?;
     runs.retain(|run| run.group == newest.group);
     let advice = if is_check {
         let mut running = source.0.runs(&RunQuery { since: Some(f64::MAX), ..RunQuery::default() })?;
         running.retain(|run| run.ended.is_none());
-        advice::check(&runs, &running, Timestamp::now().unix_seconds())
+        advice::check(&runs, &running, Timestamp::now().unix_seconds()).map(|mut advice| {
+            add_host_processes(&mut advice, &runs, &host_now(config));
+            advice
+        })
     } else {
         advice::advise(&runs)
     };
     let Some(advice) = advice else {
+        if is_check {
+            let why = format!("no run of {wanted:?} has ended yet");
+            return print_advice(&before_first_run(wanted, why, &host_now(config)), matches);
+        }
         bail!("no run of {wanted:?} has ended yet; advice comes from runs that did")
     };
+    print_advice(&advice, matches)
+}
+
+/// Prints advice, and answers by the exit status of a checklist.
+fn print_advice(advice: &Advice, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     if matches.get_flag("json") {
-        print(&(serde_json::to_string_pretty(&advice)? + "\n"))?;
+        print(&(serde_json::to_string_pretty(advice)? + "\n"))?;
     } else {
-        print(&runs::advice(&advice))?;
+        print(&runs::advice(advice))?;
     }
     let is_ok = advice.lines.iter().all(|line| line.is_ok);
-    Ok(if is_check && !is_ok { ExitCode::from(NO) } else { ExitCode::SUCCESS })
+    Ok(if matches.get_flag("check") && !is_ok { ExitCode::from(NO) } else { ExitCode::SUCCESS })
+}
+
+/// Returns the host as it is now: what `ps` shows of it; nothing where that is not known.
+fn host_now(config: &Config) -> HostNow {
+    let overview = OverviewSource::open(config).and_then(|source| source.overview(Details::None));
+    let Ok(overview) = overview else { return HostNow::default() };
+    let gpu = |gpu: &GpuOverview| GpuNow {
+        name: gpu.gpu.clone(),
+        uuid: gpu.uuid.clone(),
+        total_bytes: gpu.memory_total_bytes,
+        used_bytes: gpu.memory_used_bytes,
+        host_processes_bytes: gpu.host_processes_bytes,
+        holders: gpu.holders.clone(),
+    };
+    HostNow {
+        memory_bytes: overview.host.memory_available_bytes.zip(overview.host.memory_total_bytes),
+        gpus: overview.gpus.iter().map(gpu).collect(),
+    }
 }
 
 /// The ledger, which exists.

@@ -22,7 +22,9 @@ pub enum KnownSetting {
 }
 
 impl KnownSetting {
-    const ALL: [Self; 5] = [Self::Batch, Self::Accumulation, Self::Workers, Self::Devices, Self::Precision];
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Batch, Self::Accumulation, Self::Workers, Self::Devices, Self::Precision];
 
     /// Returns its names: memledger's own, then those of trainers and of people. A batch of all ranks has another name and is none.
     const fn names(self) -> &'static [&'static str] {
@@ -51,7 +53,16 @@ impl KnownSetting {
             ],
             Self::Workers => &["num_workers", "dataloader_num_workers", "workers", "n_workers"],
             Self::Devices => &["num_devices", "devices", "num_gpus", "n_gpus", "gpus", "nproc_per_node"],
-            Self::Precision => &["precision", "mixed_precision", "dtype", "torch_dtype", "amp_dtype"],
+            Self::Precision => &[
+                "precision",
+                "mixed_precision",
+                "use_mixed_precision",
+                "use_amp",
+                "amp",
+                "dtype",
+                "torch_dtype",
+                "amp_dtype",
+            ],
         }
     }
 

@@ -298,8 +298,11 @@ fn speed(run: &RunRecord) -> String {
 /// Returns advice as text.
 pub fn advice(advice: &Advice) -> String {
     let mut text = String::new();
-    let heading =
-        format!("{}: advice for the next run, after {}", safe(&advice.group, 64), safe(&advice.run, 40));
+    let group = safe(&advice.group, 64);
+    let heading = match &*advice.run {
+        "" => format!("{group}: checklist before the first run"),
+        run => format!("{group}: advice for the next run, after {}", safe(run, 40)),
+    };
     super::verdict_text::wrapped(&mut text, "", &heading);
     for line in &advice.lines {
         let mark = if line.is_ok { " " } else { "!" };

@@ -221,7 +221,13 @@ fn worker_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine> {
 
 /// Returns what the newest run needed beside runs with another precision that differ in it alone.
 fn precision_lines(newest: &RunRecord, runs: &[RunRecord]) -> Vec<AdviceLine> {
-    let of = |run: &RunRecord| Some(KnownSetting::Precision.find(&run.settings)?.1.to_owned());
+    // "true" says nothing without its name
+    let of = |run: &RunRecord| {
+        let (name, value) = KnownSetting::Precision.find(&run.settings)?;
+        let is_switch =
+            ["true", "false", "1", "0", "yes", "no", "on", "off"].contains(&&*value.to_lowercase());
+        Some(if is_switch { format!("{name}={value}") } else { value.to_owned() })
+    };
     let measured = |run: &&RunRecord| is_measurement(run);
     let Some(precision) = of(newest).filter(|_| measured(&newest)) else { return vec![] };
     let mut lines = Vec::new();

@@ -171,12 +171,13 @@ pub fn differ_only_in(setting: KnownSetting, one: &RunRecord, other: &RunRecord)
     differing(one, other, &[setting]).is_empty()
 }
 
-/// Returns the settings beside the batch in which runs differ that memory depends on, each once, by name.
+/// Returns the settings beside the batch and the workers in which runs differ that GPU memory depends on, each once, by name.
 pub fn differing_beside_batch<'a>(
     newest: &RunRecord,
     runs: impl Iterator<Item = &'a RunRecord>,
 ) -> BTreeSet<String> {
-    runs.flat_map(|run| differing(run, newest, &OF_BATCH)).collect()
+    let [batch, accumulation] = OF_BATCH;
+    runs.flat_map(|run| differing(run, newest, &[batch, accumulation, KnownSetting::Workers])).collect()
 }
 
 fn has_same_but(one: &RunRecord, other: &RunRecord, varies: &[KnownSetting]) -> bool {

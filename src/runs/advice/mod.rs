@@ -1,5 +1,6 @@
 //! Advice from records of runs. Pure: each line says which runs it comes from, and what was not measured has no number.
 
+pub mod before_run;
 pub mod lines;
 mod measurement;
 pub mod ram_budget;

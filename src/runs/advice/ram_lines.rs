@@ -1,5 +1,6 @@
 //! Advice about RAM: how near the newest run came to what there is, and which settings would fit.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::lines::AdviceLine;
@@ -203,6 +204,9 @@ fn proposal_lines(
     largest_for_gpu: Option<u64>,
 ) -> Vec<AdviceLine> {
     let Some(budget) = &plan.budget else {
+        if let Some(line) = completed_line(newest, plan, runs, largest_for_gpu) {
+            return vec![line];
+        }
         let until = if was_killed(newest) { ", until they complete" } else { "" };
         let text = format!(
             "it is not known which settings fit: run this group with a smaller batch size, and with another number of workers{until}"
@@ -240,6 +244,46 @@ fn proposal_lines(
     fitting.iter().map(proposal).collect()
 }
 
+/// Returns the settings with the largest effective use of one step that completed in what there is; `None` if none did. They keep the
+/// effective batch of the newest run, where it is a multiple.
+fn completed_line(
+    newest: &RunRecord,
+    plan: &RamPlan,
+    runs: &[RunRecord],
+    largest_for_gpu: Option<u64>,
+) -> Option<AdviceLine> {
+    let batch = number(newest, KnownSetting::Batch)?;
+    let has_fit = |run: &&RunRecord| {
+        let peak = run.unreclaimable_peak_bytes.map(|bytes| bytes as f64);
+        let is_smaller = number(run, KnownSetting::Batch)
+            .is_some_and(|other| other <= batch && largest_for_gpu.is_none_or(|largest| other <= largest));
+        is_smaller && peak.is_some_and(|peak| peak <= plan.capacity.planned())
+    };
+    let alike = runs.iter().filter(|run| has_same_rest(run, newest) && is_ram_measurement(run));
+    let run =
+        alike.filter(has_fit).max_by_key(|run| (number(run, KnownSetting::Batch), settings(run).workers))?;
+    let (wanted, used) = (settings_with(newest, settings(run).ranks), settings(run));
+    let mut words = Vec::new();
+    if used.workers != wanted.workers {
+        words.push(format!("{}={}", KnownSetting::Workers.word(&newest.settings), used.workers));
+    }
+    let samples = wanted.batch * wanted.accumulation;
+    if used.batch != wanted.batch {
+        words.push(batch_words(newest, used.batch, samples.div_ceil(used.batch)));
+    }
+    if words.is_empty() {
+        return None;
+    }
+    let peak = human(run.unreclaimable_peak_bytes? as f64);
+    let text = format!(
+        "it is not known which settings fit best; {} completed with a peak of {peak} of {}. Run two batch sizes with one number of workers to \
+         know more",
+        words.join(" "),
+        plan.capacity.text()
+    );
+    Some(line(false, text, vec![Arc::clone(&run.run)]))
+}
+
 fn none_fits_text(budget: &RamBudget, capacity: &RamCapacity) -> String {
     let RamBudget { model, wanted, .. } = budget;
     let measured = match (model.per_worker > 0.0, model.per_sample > 0.0) {
@@ -274,7 +318,7 @@ fn ram_budget(newest: &RunRecord, runs: &[RunRecord]) -> Option<RamBudget> {
         runs.iter().filter(|run| has_same_rest(run, newest) && is_ram_measurement(run)).collect();
     alike.retain(|run| run.unreclaimable_peak_bytes.is_some());
     let with_equal_workers = alike.iter().rev().find(|run| differ_only_in_batch(run, newest));
-    let reference = *with_equal_workers.or(alike.last())?;
+    let reference = *with_equal_workers.or_else(|| best_measured(&alike))?;
     let peak = reference.unreclaimable_peak_bytes? as f64;
     let used = settings(reference);
     // where it is no setting, the number of workers is what was seen
@@ -312,6 +356,18 @@ fn ram_budget(newest: &RunRecord, runs: &[RunRecord]) -> Option<RamBudget> {
     let from = from.iter().map(|run| Arc::clone(&run.run)).collect();
     let shm = reference.shm_peak_bytes.map_or(0.0, |bytes| bytes as f64).min(model.fixed);
     Some(RamBudget { model, from, used, wanted: settings_with(newest, used.ranks), largest_batch, shm })
+}
+
+/// Returns the newest of those runs with one number of workers that have the most batch sizes: two show what a sample takes.
+fn best_measured<'a, 'b>(alike: &'b [&'a RunRecord]) -> Option<&'b &'a RunRecord> {
+    let sizes = |of: &RunRecord| {
+        let workers = settings(of).workers;
+        let equal = alike.iter().filter(|run| settings(run).workers == workers);
+        let sizes: BTreeSet<u64> = equal.filter_map(|run| number(run, KnownSetting::Batch)).collect();
+        sizes.len().min(2)
+    };
+    // of equal ones the last, which is the newest
+    alike.iter().max_by_key(|run| sizes(run))
 }
 
 /// Returns what a worker of a run takes, if that is measured.

@@ -88,7 +88,8 @@ impl MeasuredSizes {
         let mut sizes = self.sizes();
         let mut next = Vec::new();
         while sizes.len() < MIN_SIZES {
-            let largest = sizes.iter().copied().max().unwrap_or_else(|| 16.min(limit));
+            // without a measurement the next one is just below what failed
+            let largest = sizes.iter().copied().max().unwrap_or(if limit < u64::MAX { limit } else { 16 });
             let below =
                 (0..32).rev().map(|power| 1 << power).find(|size| *size < largest && !sizes.contains(size));
             let Some(size) = below.or_else(|| largest.checked_mul(2).filter(|size| *size < limit)) else {
@@ -230,6 +231,8 @@ mod tests {
         let failed =
             MeasuredSizes { peaks: vec![(1, 1e9)], failed: vec![4], total: 12e9, ..MeasuredSizes::default() };
         assert_eq!(failed.next_sizes(), [2]);
+        let unmeasured = MeasuredSizes { failed: vec![256], total: 12e9, ..MeasuredSizes::default() };
+        assert_eq!(unmeasured.next_sizes(), [128, 64, 32, 16]);
     }
 
     /// A thousand GPUs with four measured sizes. The peak of twice the largest is where a decision is hard: within two standard deviations

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use super::lines::AdviceLine;
 use super::measurement::{
-    FailedBatches, batch_words, differ_only_in_batch, differing_beside_batch, fullest_gpu, gpu_need,
-    has_failed, has_lasting_failure, has_same_gpu, human, is_measurement, number, settings, survived_errors,
-    waiting_gpu, was_killed_within,
+    FailedBatches, batch_words, differing_beside_batch, fullest_gpu, gpu_need, has_failed,
+    has_lasting_failure, has_same_gpu, has_same_rest, human, is_measurement, number, settings,
+    survived_errors, waiting_gpu, was_killed_within,
 };
 use super::ram_capacity::RamCapacity;
 use super::vram_fit::{BatchSizes, MIN_SIZES, MeasuredSizes, VramFit};
+use crate::runs::leak::{TorchLeak, leak_before_failure};
 use crate::runs::setting_names::KnownSetting;
 use crate::runs::{GpuPeak, RunRecord};
 
@@ -53,8 +54,12 @@ pub fn vram_lines(
         None => (None, vec![], vec![]),
     };
     lines.append(&mut more);
-    // without a maximum half of a batch that did not fit
-    let half = (has_failed(newest) || share > FULL_PERCENT).then_some(batch / 2).filter(|half| *half > 0);
+    let leak = leak_before_failure(newest).filter(|_| has_failed(newest));
+    lines.extend(leak.map(|leak| leak_line(newest, leak)));
+    // without a maximum half of a batch that did not fit; of a leak each batch is too large after a while
+    let half = (leak.is_none() && (has_failed(newest) || share > FULL_PERCENT))
+        .then_some(batch / 2)
+        .filter(|half| *half > 0);
     let (maximum, from) = match sizes.and_then(|sizes| sizes.maximum) {
         Some(maximum) => (Some(maximum), from),
         None => (half, vec![Arc::clone(&newest.run)]),
@@ -94,6 +99,16 @@ fn failed_line(run: &RunRecord) -> Option<AdviceLine> {
     has_failed(run).then(|| line(false, text, vec![Arc::clone(&run.run)]))
 }
 
+/// Returns that a run held more and more until it failed.
+fn leak_line(run: &RunRecord, leak: TorchLeak) -> AdviceLine {
+    let text = format!(
+        "{}. A smaller batch only delays that: look for losses, outputs or lists of tensors that are kept from step to step (`loss.item()`, \
+         `.detach()`)",
+        leak.text()
+    );
+    line(false, text, vec![Arc::clone(&run.run)])
+}
+
 /// Returns that a run had such errors and went on.
 fn survived_line(run: &RunRecord) -> Option<AdviceLine> {
     let text = match survived_errors(run) {
@@ -116,7 +131,7 @@ fn outside_torch(run: &RunRecord) -> Option<u64> {
 fn measured_sizes(newest: &RunRecord, runs: &[RunRecord], total: f64) -> (MeasuredSizes, Vec<Arc<str>>) {
     // a run that failed at once may have used no GPU while it was sampled
     let is_alike = |run: &&RunRecord| {
-        differ_only_in_batch(run, newest) && fullest_gpu(run).is_none_or(|(_, other)| other == total)
+        has_same_rest(run, newest) && fullest_gpu(run).is_none_or(|(_, other)| other == total)
     };
     let (alike, unused): (Vec<&RunRecord>, Vec<_>) =
         runs.iter().filter(is_alike).partition(|run| fullest_gpu(run).is_some());
@@ -130,8 +145,12 @@ fn measured_sizes(newest: &RunRecord, runs: &[RunRecord], total: f64) -> (Measur
         .collect();
     // a batch for which the container has too little RAM does not fit either
     let ram = RamCapacity::of(newest).map_or(f64::INFINITY, |capacity| capacity.bytes);
-    let is_failure =
-        |run: &&&RunRecord| has_lasting_failure(run, alike.iter().copied()) || was_killed_within(run, ram);
+    // workers hold no memory of the GPU, but some of the RAM
+    let has_more_workers = |run: &RunRecord| settings(run).workers > settings(newest).workers;
+    let is_failure = |run: &&&RunRecord| {
+        has_lasting_failure(run, alike.iter().copied())
+            || was_killed_within(run, ram) && !has_more_workers(run)
+    };
     let failures = || alike.iter().chain(&unused).filter(is_failure);
     let failed = failures().filter_map(|run| number(run, KnownSetting::Batch)).collect();
     let from = completed().chain(failures()).map(|run| Arc::clone(&run.run)).collect();

@@ -3,6 +3,8 @@ use crate::events::ExitReason;
 
 use crate::runs::{GpuPeak, RolePeak};
 
+mod measured;
+
 const MIB: u64 = 1 << 20;
 
 fn run(id: &str, settings: &[(&str, &str)], ram: u64, vram: Option<u64>) -> RunRecord {
