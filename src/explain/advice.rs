@@ -243,7 +243,13 @@ fn limit<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, 
     let trainers = held_by(before, "trainer");
     // a loader can do without its only worker, other programs cannot
     let is_fewer_possible = |held: &&RoleUsage| &*held.role == "dataloader_worker" || held.processes > 1;
-    let is_telling = |held: &&RoleUsage| share(held) || *kill.role == *held.role;
+    // also where the trainer is the victim: fewer workers change nothing of the training
+    let takes_much = |held: &RoleUsage| {
+        total.and_then(|total| Some(held.pss_bytes? >= total.div_ceil(10))).unwrap_or(false)
+    };
+    let is_telling = |held: &&RoleUsage| {
+        share(held) || *kill.role == *held.role || &*kill.role == "trainer" && takes_much(held)
+    };
     for workers in workers_of(before).filter(is_fewer_possible).filter(is_telling) {
         fewer_workers(workers, kill, before, advice);
     }

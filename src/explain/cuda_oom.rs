@@ -4,6 +4,7 @@ use super::text::{bytes, lasted, name, printable, time, torch_size};
 use super::{Cause, Confidence, RunSummary};
 use crate::events::{CudaOom, Evidence, Exit, GpuHolder, OwnGpuProcess};
 use crate::ledger::totals::CudaOomSource;
+use crate::runs::leak::growth_text;
 use crate::runs::setting_names::KnownSetting;
 use crate::runs::{allocator, setting_number};
 
@@ -280,7 +281,24 @@ pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     advice.extend(of_reason);
     let pairs = || settings.iter().map(|(name, value)| (name, value));
     let number = |known: KnownSetting| setting_number(known.find(pairs())?.1);
+    if let Some(growth) = oom.growth {
+        advice.push(format!(
+            "A leak: {}. A smaller batch only delays that: look for losses, outputs or lists of tensors that are kept from step to step \
+             (loss.item(), .detach()).",
+            growth_text(growth.from_bytes, growth.to_bytes, growth.seconds)
+        ));
+    }
+    let is_training = KnownSetting::ALL.iter().any(|known| known.find(pairs()).is_some());
+    if !is_training && oom.growth.is_none() {
+        // a service has none of these settings, and a training may not tell them
+        advice.push(
+            "A service: fewer requests at once, shorter inputs, or a cleanup between requests (cleanup_gpu, `memledger cleanup`); models that \
+             are loaded again must be freed before."
+                .to_owned(),
+        );
+    }
     match number(KnownSetting::Batch).filter(|batch| *batch > 1 && batch.is_multiple_of(2)) {
+        _ if oom.growth.is_some() => {}
         Some(batch) => {
             let steps = number(KnownSetting::Accumulation).unwrap_or(1).max(1);
             let ranks = number(KnownSetting::Devices).unwrap_or(1);
@@ -294,6 +312,8 @@ pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
                 batch * steps
             ));
         }
+        None if !is_training => advice
+            .push("A training: a smaller batch size, with gradients accumulated over more steps.".to_owned()),
         None => advice.push("Use a smaller batch size, and accumulate gradients over more steps.".to_owned()),
     }
     if is_validation(&oom.component) || is_validation(&oom.operation) {
@@ -388,6 +408,7 @@ fn is_validation(operation: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::HeldGrowth;
 
     const GIB: u64 = 1 << 30;
 
@@ -493,18 +514,48 @@ mod tests {
     #[test]
     fn advice_names_the_history_of_allocations() {
         let oom = CudaOom { snapshot: "/tmp/memledger-cuda-oom-7.pickle".into(), ..oom(5, 2, 12, 10, 0, 0) };
+        let lines = advice_of(&oom);
+        assert!(lines[0].contains("open /tmp/memledger-cuda-oom-7.pickle of the container"), "{lines:?}");
+    }
+
+    fn advice_of(oom: &CudaOom) -> Vec<String> {
         let run = RunSummary {
             subject: &Default::default(),
             kills: vec![],
             exit: None,
-            cuda_ooms: vec![&oom],
+            cuda_ooms: vec![oom],
             unattributed_kills: vec![],
             follows_at_once: false,
             log_time: None,
         };
         let mut lines = vec![];
         advice(&run, &mut lines);
-        assert!(lines[0].contains("open /tmp/memledger-cuda-oom-7.pickle of the container"), "{lines:?}");
+        lines
+    }
+
+    #[test]
+    fn program_without_settings_of_a_training_gets_advice_for_a_service() {
+        let service = advice_of(&oom(6, 1, 48, 40, 0, 0)).join("\n");
+        assert!(
+            service.contains("A service: fewer requests at once") && service.contains("A training: "),
+            "{service}"
+        );
+        let settings = vec![("num_workers".into(), "4".into())];
+        let training = advice_of(&CudaOom { settings, ..oom(6, 1, 48, 40, 0, 0) }).join("\n");
+        assert!(
+            !training.contains("A service") && training.contains("Use a smaller batch size"),
+            "{training}"
+        );
+    }
+
+    #[test]
+    fn leak_before_the_error_is_named_and_the_batch_is_not_halved() {
+        let growth = Some(HeldGrowth { from_bytes: 3 * GIB, to_bytes: 10 * GIB, seconds: 22.0 });
+        let settings = vec![("batch_size".into(), "64".into())];
+        let lines = advice_of(&CudaOom { growth, settings, ..oom(1, 0, 12, 11, 0, 0) });
+        let leak = "A leak: what PyTorch holds between two steps grew from 3.0 GiB to 10.0 GiB in 22 s. A smaller batch only delays that";
+        assert!(lines.iter().any(|line| line.starts_with(leak)), "{lines:?}");
+        assert!(lines.iter().all(|line| !line.contains("Halve")), "{lines:?}");
     }
 
     #[test]

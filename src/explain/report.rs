@@ -182,7 +182,11 @@ fn largest<'a>(kill: &'a Kill, report: &OomReport, run: &RunSummary<'a>) -> Opti
     if own as f64 > MAX_EXCESS * charged.min(usage) as f64 {
         return None;
     }
-    if own as f64 >= MOST * usage as f64 {
+    // forked processes share what their parent had: each has it in its own figure, and it was charged once
+    let anonymous =
+        report.processes.iter().map(|row| row.rss_bytes.saturating_sub(row.file_bytes.unwrap_or(0)));
+    let is_shared = anonymous.fold(0, u64::saturating_add) as f64 > MAX_EXCESS * charged.min(usage) as f64;
+    if own as f64 >= MOST * usage as f64 && !is_shared {
         let victim = kill.pid.and_then(|pid| report.victim(pid));
         let which = if victim.is_some_and(|row| row.pid == first.pid) { ", the victim," } else { "" };
         return Some(format!(

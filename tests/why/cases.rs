@@ -66,6 +66,27 @@ fn at_its_own_limit() -> Vec<Case> {
             computed: &["20.0", "2"],
         },
         Case {
+            name: "first process at its limit, beside workers that hold much",
+            events: vec![
+                killed({
+                    let mut kill = trainer(Victim::Main);
+                    let mut usage = kill.before.as_deref().cloned().expect("usage");
+                    usage.roles = vec![
+                        role("trainer", 2, Some(30 * GIB)),
+                        role("dataloader_worker", 8, Some(12 * GIB)),
+                    ];
+                    kill.before = Some(Arc::new(usage));
+                    kill
+                }),
+                ended(exit(ExitReason::OomContainer, 137, 0.3)),
+            ],
+            cause: Cause::OomLimitMain,
+            confidence: Confidence::Certain,
+            expected: &["Fewer NUM_WORKERS (now 4): 8 DataLoader workers held 12.0 GiB", "Smaller trainers"],
+            not: &["grew from"],
+            computed: &["1.5", "15.0", "5", "2", "31.0"],
+        },
+        Case {
             name: "worker at the limit, the container keeps running",
             events: vec![killed(kill(Victim::Child))],
             cause: Cause::OomLimitWorker,
@@ -266,6 +287,18 @@ fn with_processes_of_the_report() -> Vec<Case> {
             Cause::OomLimitWorker,
             &["8 DataLoader workers were alike, with 6.0 GiB resident each", "fewer NUM_WORKERS"],
             &["48", "One process"],
+        ),
+        reported(
+            "forked workers share what their parent loaded: each has it in its own figure",
+            with(|report| {
+                report.processes = (0..5).map(|at| row(22_212 - at, "pt_data_worker", 39)).collect();
+            }),
+            Cause::OomLimitWorker,
+            &[
+                "5 DataLoader workers were alike, with 39.0 GiB resident each (pages that they share are in each)",
+                "fewer NUM_WORKERS",
+            ],
+            &["One process held most"],
         ),
         reported(
             "the victim was not the largest",
