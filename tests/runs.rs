@@ -97,7 +97,7 @@ fn finish(scene: &Scene, ledger: &Ledger, training: &Training, what: &str, batch
     let Training { container, recorded } = training;
     let unobserved = recorded.duration_since(container.started()).unsigned_abs();
     let name = [("container_name", container.name.as_str())];
-    let worker = [name[0], ("role", "worker")];
+    let worker = [name[0], ("role", "dataloader_worker")];
     ledger.eventually("its memory and its workers' share", |metrics| {
         let peak = metrics.try_value("memledger_container_memory_unreclaimable_peak_bytes", &name)?;
         let share = metrics.try_value("memledger_container_process_pss_bytes", &worker)?;
@@ -160,7 +160,7 @@ fn advised_settings_stay_under_the_limit_that_killed_others() {
     );
     // its worker may be killed, too, while the memory of the first process is not back yet
     assert!(large["limit_bytes"] == 260 << 20 && large["oom_kills"].as_u64() >= Some(1), "{large}");
-    assert_eq!(middle["roles"]["worker"]["processes"], 1, "{middle}");
+    assert_eq!(middle["roles"]["dataloader_worker"]["processes"], 1, "{middle}");
 
     let screen = verb(&scene, &["advise", &scene.name]);
     assert!(screen.contains("killed at its limit of 260.0 MiB"), "{screen}");
