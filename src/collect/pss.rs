@@ -232,8 +232,25 @@ struct Measurement {
     took: Duration,
     /// A read failed, so the result will be incomplete.
     has_failed: bool,
+    /// A share is left out, because its process would wait too long.
+    is_expensive: bool,
     /// The process whose share is the remainder.
     remainder: Option<ProcessId>,
+}
+
+impl Measurement {
+    fn new(round: u64, began: Timestamp) -> Self {
+        Self {
+            round,
+            began,
+            pending: 0,
+            bytes: HashMap::new(),
+            took: Duration::ZERO,
+            has_failed: false,
+            is_expensive: false,
+            remainder: None,
+        }
+    }
 }
 
 /// The outcome of a read.
@@ -363,17 +380,8 @@ impl Pss {
         if has_rare && rare_age.is_none_or(|age| age >= RARE_INTERVAL) {
             self.rare_since.insert(container.id.clone(), context.now);
         }
-        let mut measurement = Measurement {
-            round: self.round,
-            began: context.now,
-            pending: 0,
-            bytes: HashMap::new(),
-            took: Duration::ZERO,
-            has_failed: false,
-            remainder: None,
-        };
+        let mut measurement = Measurement::new(self.round, context.now);
         let owner = ContainerOwner::of(container);
-        let mut is_expensive = false;
         for ((target, (_, last)), source) in targets.into_iter().zip(sizes).zip(sources) {
             match source {
                 ShareSource::Walk(max_wait) => {
@@ -386,10 +394,10 @@ impl Pss {
                     measurement.bytes.insert(target.pid, (target.start_ticks, bytes));
                 }
                 ShareSource::Remainder => measurement.remainder = Some(target),
-                ShareSource::Unknown => is_expensive = true,
+                ShareSource::Unknown => measurement.is_expensive = true,
             }
         }
-        if is_expensive {
+        if measurement.is_expensive {
             self.mark_expensive(&container.id, output);
         }
         let is_done = measurement.pending == 0;
@@ -422,6 +430,7 @@ impl Pss {
                 }
                 ReadOutcome::Finished(Ok(PssRead::Grown)) => {
                     measurement.remainder = None; // its share is not what the others leave
+                    measurement.is_expensive = true;
                     self.mark_expensive(&id, output);
                 }
                 ReadOutcome::Skipped => {
@@ -459,8 +468,14 @@ impl Pss {
             // less than nothing is left if they were read at different times
             match figure.and_then(|figure| figure.checked_sub(others)) {
                 Some(bytes) => drop(measurement.bytes.insert(pid, (start_ticks, bytes))),
-                None => self.mark_expensive(id, output),
+                None => {
+                    measurement.is_expensive = true;
+                    self.mark_expensive(id, output);
+                }
             }
+        }
+        if !measurement.is_expensive {
+            self.missing.remove(id); // what is missing from now on is younger
         }
         self.changed = true;
         let took = context.now.since(measurement.began);

@@ -790,11 +790,13 @@ fn also(run: &RunSummary<'_>, lead: Option<&Kill>, cause: Cause) -> Vec<String> 
         let is_worker = matches!(first_role, "dataloader_worker" | "worker");
         let workers = is_all && is_worker && others.iter().all(|kill| *kill.role == *first_role);
         let was = if all == 1 { "was" } else { "were" };
-        let noun = match (workers, all) {
-            (true, 1) => role_one(first_role).to_owned(),
-            (true, _) => format!("{}s", role_one(first_role)).replace("processs", "processes"),
-            (false, 1) => "process".to_owned(),
-            (false, _) => "processes".to_owned(),
+        let noun = match (workers, first_role, all) {
+            (true, "dataloader_worker", 1) => "DataLoader worker",
+            (true, "dataloader_worker", _) => "DataLoader workers",
+            (true, _, 1) => "worker process",
+            (true, _, _) => "worker processes",
+            (false, _, 1) => "process",
+            (false, _, _) => "processes",
         };
         let when = match (is_all, all) {
             (true, 1) if lead.is_none() => format!("at {}: {}.", time(last.at), process_and_limit(last)),
@@ -811,22 +813,21 @@ fn also(run: &RunSummary<'_>, lead: Option<&Kill>, cause: Cause) -> Vec<String> 
             "The ledger counted {all} OOM {kills} in this run that it does not list any more."
         ));
     }
-    if let Some(exit) = run.exit
-        && (lead.is_none() && exit.exit_code != Some(SIGKILL_STATUS))
-        && (exit.is_unrecorded() && !exit.kernel_log_read && exit.runtime_oom_flag == Some(true))
-    {
-        if cause == Cause::OomFlagOnly {
-            return lines; // said already
-        }
-        let line = match exit.subject.is_run() {
-            true => {
-                "Its cgroup counted an OOM kill: a process of it was killed; no record of that could be read."
-            }
-            false => {
-                "The runtime's flag OOMKilled is set: a process of it may have been OOM-killed; no record of that could be read."
-            }
-        };
-        lines.push(line.to_owned());
-    }
+    lines.extend(unread_kill(run, lead).filter(|_| cause != Cause::OomFlagOnly)); // said already there
     lines
+}
+
+/// Says that a process may have been killed of which nothing but a flag, or a count, is left.
+fn unread_kill(run: &RunSummary<'_>, lead: Option<&Kill>) -> Option<String> {
+    let exit = run.exit.filter(|exit| lead.is_none() && exit.exit_code != Some(SIGKILL_STATUS))?;
+    let is_flag_alone = exit.is_unrecorded() && !exit.kernel_log_read && exit.runtime_oom_flag == Some(true);
+    let line = match exit.subject.is_run() {
+        true => {
+            "Its cgroup counted an OOM kill: a process of it was killed; no record of that could be read."
+        }
+        false => {
+            "The runtime's flag OOMKilled is set: a process of it may have been OOM-killed; no record of that could be read."
+        }
+    };
+    is_flag_alone.then(|| line.to_owned())
 }
