@@ -1,12 +1,12 @@
 """Inputs for a batch size, from what a model was called with or has with it, where the program gives no ``sample``."""
 
+import copy
 import weakref
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from memledger import _model_memory
 from memledger._bounded import HostMemoryError, bounded
 from memledger._cleanup import is_capturing
-from memledger._cuda_oom import is_cuda_oom
 from memledger._guard import is_traced, record_error
 from memledger._host_memory import host_memory
 from memledger._model_memory import Sample
@@ -183,16 +183,32 @@ def _takes(model: Any, sample: Sample) -> bool:
     """Returns whether the model takes these inputs. Also where only the memory does not suffice: the measurement says that."""
     import torch
 
-    first = next(model.parameters(), None)
-    device = first.device if first is not None else torch.device("cpu")
     try:
-        with _model_memory.unchanged(model), torch.no_grad(), bounded(host_memory() if device.type == "cpu" else None):
-            _model_memory.call(model, _model_memory.moved(sample(TRIED), device))
+        with bounded(host_memory()), torch.no_grad():
+            tried = _on_cpu(model)
+            with _model_memory.unchanged(tried):
+                _model_memory.call(tried, sample(TRIED))
     except HostMemoryError:
-        return True
-    except Exception as error:  # of any layer, which takes another shape
-        return is_cuda_oom(error)
+        return all(each.device.type == "cpu" for each in model.parameters())
+    except Exception:  # of any layer, which takes another shape
+        return False
     return True
+
+
+def _on_cpu(model: Any) -> Any:
+    """Returns the model, or a copy of it on the CPU: on a GPU an index out of range ends the CUDA context of the program."""
+    import torch
+
+    tensors = [each for each in (*model.parameters(), *model.buffers()) if each.device.type != "cpu"]
+    if not tensors:
+        return model
+    parameters = {id(each) for each in model.parameters()}
+
+    def moved(tensor: Any) -> Any:
+        copied = tensor.detach().cpu()
+        return torch.nn.Parameter(copied, requires_grad=False) if id(tensor) in parameters else copied
+
+    return copy.deepcopy(model, {id(each): moved(each) for each in tensors})
 
 
 class _InputRecorder:

@@ -84,9 +84,8 @@ class Steps:
         #: Bytes that a step may take without running out of memory.
         self.limit = own + FREE_SHARE * (torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu) - allocated)
         self._optimizer = _without_effect(model, optimizer)
-        #: Inputs are made in the host's memory: of a sample, once they were made, and for all that may be taken.
+        #: Bytes of the inputs of a sample, which are made in the host's memory; 0 before the first.
         self._input_bytes = 0.0
-        self._host = host_memory()
         self._is_warm = False
         #: The newest inputs and outputs: a loop keeps them in variables until it makes the next.
         self._inputs: Any = None
@@ -125,11 +124,14 @@ class Steps:
         raise EstimateError("torch has no exact peak here: its allocator counts none, or another thread is tracked at the same time")
 
     def _pass(self, batch_size: int) -> None:
-        expected = self._input_bytes * batch_size
-        if self._host is not None and expected > self._host.for_measurement:
-            raise HostMemoryError(f"inputs of {batch_size} samples do not fit into the host memory: {self._host}")
+        if not self._input_bytes:
+            self._input_bytes = _bytes_of(self._sample(1))
+        host = host_memory()
+        # twice: while they are converted
+        if host is not None and 2 * self._input_bytes * batch_size > host.for_measurement:
+            raise HostMemoryError(f"inputs of {batch_size} samples do not fit into the host memory: {host}")
         inputs = self._sample(batch_size)
-        self._input_bytes = sum(map(_model_memory.tensor_bytes, _model_memory.tensors_in(inputs))) / batch_size
+        self._input_bytes = _bytes_of(inputs) / batch_size
         self._inputs = _model_memory.moved(inputs, self._gpu)
         del inputs
         with _autocast("cuda", self._precision):
@@ -144,6 +146,10 @@ class Steps:
         if self._optimizer is not None:
             self._optimizer.step()
         self._model.zero_grad(set_to_none=True)
+
+
+def _bytes_of(inputs: Any) -> float:
+    return float(sum(map(_model_memory.tensor_bytes, _model_memory.tensors_in(inputs))))
 
 
 def _without_effect(model: Any, optimizer: Any) -> Any:
@@ -354,11 +360,23 @@ def fits_on_cpu(model: Any, sample: Sample, optimizer: Any, loss: Optional[Loss]
                     if parameter.grad is not None:
                         parameter.grad.zero_()
                 if own is not None:
-                    own.step()
+                    _try_step(own)
                 model.zero_grad(set_to_none=True)
         return True
     except HostMemoryError:
         return False
+    except ValueError:
+        if batch_size != 1:
+            raise
+        return False  # BatchNorm needs more than one
+
+
+def _try_step(optimizer: Any) -> None:
+    """Makes a step, unless that needs a closure, as of LBFGS: then only the estimate has what it takes."""
+    try:
+        optimizer.step()
+    except TypeError:
+        pass
 
 
 def _device_of(model: Any) -> Any:
