@@ -145,7 +145,10 @@ impl RetryingExporter {
                         RejectKind::Unsupported => {
                             self.mark_failing(&format!("{reason}: {}", unsupported_advice(self.signal)));
                         }
-                        _ => self.mark_failing(&reason),
+                        _ => {
+                            self.unsupported = 0; // it is a receiver
+                            self.mark_failing(&reason);
+                        }
                     }
                     return DeliveryOutcome::Rejected(kind);
                 }

@@ -51,7 +51,7 @@ REJECTIONS = [
     ('prometheusRule.enabled=true,prometheusRule.alerts={"MemledgerGpuIdle":{"for":"1h"}}', "unknown alert MemledgerGpuIdle"),
     ('prometheusRule.enabled=true,prometheusRule.alerts={"MemledgerGpuLost":{"threshold":1}}', "is not one comparison with a threshold"),
     ('prometheusRule.enabled=true,prometheusRule.alerts={"MemledgerGpuLost":{"thresholds":{"memledger_gpus_visible_total":1}}}', "has not one comparison of memledger_gpus_visible_total"),
-    ('prometheusRule.enabled=true,prometheusRule.alerts={"MemledgerContainerMemoryLeakSuspected":{"thresholds":{"memledger_container_memory_unreclaimable_bytes":1}}}', "has not one comparison of memledger_container_memory_unreclaimable_bytes"),
+    ('prometheusRule.enabled=true,prometheusRule.alerts={"MemledgerContainerMemoryLeakSuspected":{"thresholds":{"memledger_container_memory_rss_bytes":1}}}', "has not one comparison of memledger_container_memory_rss_bytes"),
     ('prometheusRule.alerts={"MemledgerGpuXid":{"thresholds":{".*":1}}}', "does not match pattern"),
     ("serviceMonitor.enabled=true,podMonitor.enabled=true", "every node would be scraped twice; set one of them"),
     ("serviceMonitor.enabled=true,service.enabled=false", "serviceMonitor.enabled needs service.enabled"),

@@ -132,7 +132,7 @@ class VictoriaMetrics:
         if result.returncode:
             raise RuntimeError(f"vmalert: {result.stderr[-3000:]}")
         found = defaultdict(list)
-        # a second until it can be searched
+        urllib.request.urlopen(f"{self.url}/internal/force_flush", timeout=60).close()  # else a part may be searched before another
         await_("the alerts", lambda: self.evaluate(begin, 'ALERTS{alertname="MemledgerWatchdog"}'))
         for row in self.evaluate(begin, 'last_over_time(ALERTS{alertstate="firing"}[30s])'):
             labels = row["metric"]

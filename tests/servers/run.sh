@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 cache=$(tests/setup/setup.sh cache)
 if [[ ${1:-} == --cached ]]; then
-  [[ -e $cache/servers/made-from ]] && exit
+  if tests/setup/setup.sh has-servers; then exit; fi
   echo "SKIPPED: make test-servers: Prometheus 3 and VictoriaMetrics are not built yet: tests/setup/setup.sh servers" >&2
   exit 1
 fi

@@ -15,6 +15,7 @@
 #        setup.sh servers       Prometheus 3, VictoriaMetrics and vmalert for `make test-servers`: built from Go modules, 3 to 15 min, once
 #        setup.sh fuzz          the tool of `make fuzz`; no test needs it
 #        setup.sh dist, routes, sbom  the tools of `make dist`, and what `make test-packages` needs besides
+#        setup.sh has-servers   succeeds if the servers of tests/servers are cached in today's versions
 #        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -222,9 +223,10 @@ step_s3() {
 }
 
 # The servers of tests/servers, from Go modules: no package of Debian 12 has them. One at a time, and niced.
+readonly VICTORIAMETRICS_MODULE=v1.151.0 PROMETHEUS_MODULE=v0.316.0
 step_servers() {
   local folder=$cache/servers module work=$cache/servers-work target=github.com/VictoriaMetrics/VictoriaMetrics/app
-  local version=v1.151.0 prometheus=v0.316.0
+  local version=$VICTORIAMETRICS_MODULE prometheus=$PROMETHEUS_MODULE
   if [[ $(cat "$folder/made-from" 2>/dev/null) != "$version $prometheus" ]]; then
     rm -rf "$folder" "$work"
     mkdir -p "$folder" "$work"
@@ -441,6 +443,7 @@ main() {
 
 case ${1:-} in
   cache) echo "$cache" ;;
+  has-servers) [[ $(cat "$cache/servers/made-from" 2>/dev/null) == "$VICTORIAMETRICS_MODULE $PROMETHEUS_MODULE" ]] ;;
   -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" ;;
   --inside) "step_${2:?}" ;;
   --fetch) "fetch_${2:?}" ;;
