@@ -303,7 +303,7 @@ fn mistyped_variable_is_named_wherever_settings_are_read() {
 fn times_of_the_command_line_are_local() {
     let unlisted = ["--state.path=", "--local.socket=/nonexistent"];
     for time in
-        ["2026-11-28", "2026-11-28 16:00", "16:00", "16:00:05", "yesterday", "24h", "2026-11-28T16:00:00Z"]
+        ["2026-11-28", "2026-11-28 16:00", "00:00", "00:00:00", "yesterday", "24h", "2026-11-28T16:00:00Z"]
     {
         let since = format!("--since={time}");
         let (code, _, text) = run(&[&["events", &since][..], &unlisted].concat());

@@ -82,8 +82,23 @@ fn of_docker_host(caller: &Caller<'_>) -> Result<Option<PathBuf>, String> {
     };
     match owner_of_socket(Path::new(path)) {
         Some(owner) if owner != 0 && owner != caller.uid => Err(of_other_user("docker.socket", owner, path)),
+        None if !is_made_by_caller(Path::new(path), caller) => Err(format!(
+            "DOCKER_HOST={host} is not used, because another user can make that socket: --docker.socket={path} reads and trusts it"
+        )),
         _ => Ok(Some(path.into())),
     }
+}
+
+/// Returns whether root and the caller alone can make a file that is not there: by the directories above it that are.
+fn is_made_by_caller(path: &Path, caller: &Caller<'_>) -> bool {
+    const OTHERS_WRITE: u32 = 0o022;
+    let is_trusted = |uid: u32| uid == 0 || uid == caller.uid;
+    // the directory of a user who is not logged in is not there yet
+    let of_user =
+        path.strip_prefix(caller.users).ok().and_then(|rest| rest.iter().next()?.to_str()?.parse().ok());
+    let above = path.ancestors().skip(1).filter_map(|directory| std::fs::metadata(directory).ok());
+    let is_safe = |found: std::fs::Metadata| is_trusted(found.uid()) && found.mode() & OTHERS_WRITE == 0;
+    of_user.is_none_or(is_trusted) && above.into_iter().all(is_safe)
 }
 
 /// Returns the sentence about an engine of the user who has become root.
@@ -185,8 +200,22 @@ mod tests {
         assert_eq!(found(&[("DOCKER_HOST", "unix://DIR/podman/podman.sock")]), [own[1]]);
         let both = [("DOCKER_HOST", "unix://DIR/docker.sock"), ("XDG_RUNTIME_DIR", "DIR")];
         assert_eq!(found(&both), own, "each once");
-        let missing = found(&[("DOCKER_HOST", "unix://DIR/missing.sock")]);
-        assert_eq!(missing, ["docker.socket DIR/missing.sock"], "why says that it is missing");
+    }
+
+    #[test]
+    fn missing_socket_is_used_where_no_other_user_can_make_it() {
+        let host = Host::new(&["docker.sock"]);
+        let of = |uid: u32, path: &str| host.sockets(uid, &[], &[("DOCKER_HOST", path)]);
+        // the folder of the tests is below one that everyone may write to
+        let (found, notices) = of(host.owner(), "unix://DIR/missing.sock");
+        assert!(found.is_empty() && notices[0].contains("another user can make that socket"), "{notices:?}");
+        let caller = Caller { uid: 0, users: Path::new("/run/user"), environment: &|_| None };
+        assert!(
+            is_made_by_caller(Path::new("/run/nowhere/docker.sock"), &caller),
+            "why says that it is missing"
+        );
+        assert!(!is_made_by_caller(Path::new("/run/user/4294967/docker.sock"), &caller), "not logged in yet");
+        assert!(!is_made_by_caller(Path::new("/tmp/docker.sock"), &caller));
     }
 
     #[test]

@@ -37,10 +37,12 @@ pub fn local(text: &str, now: &Zoned) -> Result<f64, String> {
         return Ok(unix(time.timestamp()));
     }
     if let Some(time) = civil(text, now) {
-        return time
-            .to_zoned(now.time_zone().clone())
-            .map(|time| unix(time.timestamp()))
-            .map_err(|_| invalid());
+        let time = time.to_zoned(now.time_zone().clone()).map_err(|_| invalid())?;
+        if time > *now {
+            let before = now.date().yesterday().map_err(|_| invalid())?;
+            return Err(format!("{text:?} is later than now; of yesterday: \"{before} {}\"", time.time()));
+        }
+        return Ok(unix(time.timestamp()));
     }
     // `2h ago` and `-2h` are what `2h` is
     let ago =
@@ -108,14 +110,14 @@ mod tests {
         let now = new_york("2026-11-28T20:30:00.5Z"); // 15:30 there
         for (text, means) in [
             ("2026-11-28", "2026-11-28T05:00:00Z"),
-            ("2026-11-28 16:00", "2026-11-28T21:00:00Z"),
-            ("2026-11-28T16:00", "2026-11-28T21:00:00Z"),
-            ("2026-11-28 16:00:05", "2026-11-28T21:00:05Z"),
-            (" 2026-11-28 16:00:05 ", "2026-11-28T21:00:05Z"),
+            ("2026-11-28 14:00", "2026-11-28T19:00:00Z"),
+            ("2026-11-28T14:00", "2026-11-28T19:00:00Z"),
+            ("2026-11-28 14:00:05", "2026-11-28T19:00:05Z"),
+            (" 2026-11-28 14:00:05 ", "2026-11-28T19:00:05Z"),
             ("2026-07-01 16:00", "2026-07-01T20:00:00Z"),
-            ("16:00", "2026-11-28T21:00:00Z"),
+            ("14:00", "2026-11-28T19:00:00Z"),
             ("09:05", "2026-11-28T14:05:00Z"),
-            ("16:00:05", "2026-11-28T21:00:05Z"),
+            ("14:00:05", "2026-11-28T19:00:05Z"),
             ("yesterday", "2026-11-27T05:00:00Z"),
             ("Yesterday", "2026-11-27T05:00:00Z"),
             ("today", "2026-11-28T05:00:00Z"),
@@ -134,6 +136,11 @@ mod tests {
             let means = means.parse::<Timestamp>().unwrap().as_duration().as_secs_f64();
             assert_eq!(local(text, &now), Ok(means), "{text}");
         }
+        for text in ["16:00", "2026-11-28 16:00", "2026-12-01"] {
+            let error = local(text, &now).unwrap_err();
+            assert!(error.contains("is later than now") && error.contains("2026-11-27"), "{text}: {error}");
+        }
+        assert!(local("16:00", &now).unwrap_err().contains("\"2026-11-27 16:00:00\""));
         // the day of the place, not of Greenwich
         let late = new_york("2026-11-29T03:00:00Z");
         assert_eq!(local("today", &late), local("2026-11-28", &late));

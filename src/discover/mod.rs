@@ -273,7 +273,7 @@ impl ContainerRecord {
             pod: self.pod.clone(),
             image: Arc::clone(&self.image),
             settings: self.settings.clone(),
-            user: self.user,
+            user: Some(self.user),
             labels_match: self.labels_match,
         }
     }
@@ -504,8 +504,8 @@ pub struct ContainerDetails {
     pub group: Arc<str>,
     /// Its settings; those of its environment only if they come from an inspect.
     pub settings: RunSettings,
-    /// The user whose engine or run it is.
-    pub user: u32,
+    /// The user whose engine or run it is; `None` if it is only remembered.
+    pub user: Option<u32>,
     /// Whether the container's labels pass `--container.label`.
     pub labels_match: bool,
 }

@@ -54,12 +54,13 @@ impl CgroupMaker {
         let is_roots = name.ends_with(".slice")
             || matches!(name, "docker" | "libpod_parent" | "memledger")
             || is_of_kubelet(name)
-            || name.strip_prefix("pod").is_some_and(|uid| uid.contains('-'));
+            || name.strip_prefix("pod").is_some_and(is_pod_uid);
         if self == Self::Root && !is_roots { Self::Unknown } else { self }
     }
 
     fn below_user(self, uid: u32) -> Self {
         match self {
+            _ if uid == 0 => self,
             Self::Root | Self::AnyUser => Self::User(uid),
             Self::User(known) if known == uid => self,
             Self::User(_) | Self::Unknown => Self::Unknown,
@@ -80,6 +81,11 @@ fn is_of_jobs(name: &str) -> bool {
         })
     };
     name == "slurm" || name.starts_with("slurm_") || name.ends_with("slurmstepd.scope") || is_numbered("job_")
+}
+
+/// A UID, or of a static pod the 32 digits of its manifest's hash.
+fn is_pod_uid(text: &str) -> bool {
+    text.contains('-') || text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// `kubepods`, `kubepods-burstable.slice`, `kubelet-kubepods-pod1.slice`.
@@ -150,7 +156,7 @@ fn owner_of_path(
     }
     let Some(outermost) = ids.into_iter().next() else { return PathOwner::Host };
     let user = match claim(&outermost, path) {
-        PathClaim::Possible { user } => user.or(container_id::user_of_run(outermost.as_str())),
+        PathClaim::Possible { user } => container_id::user_of_run(outermost.as_str()).or(user),
         PathClaim::Own | PathClaim::Elsewhere => return PathOwner::Unproven,
     };
     match maker(path).is_root_or(user) {

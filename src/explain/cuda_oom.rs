@@ -283,7 +283,7 @@ pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     let number = |known: KnownSetting| setting_number(known.find(pairs())?.1);
     if let Some(growth) = oom.growth {
         advice.push(format!(
-            "A leak: {}. A smaller batch only delays that: look for losses, outputs or lists of tensors that are kept from step to step \
+            "It grew until the error, as a leak does: {}. A smaller batch only delays a leak: look for losses, outputs or lists of tensors that are kept from step to step \
              (loss.item(), .detach()).",
             growth_text(growth.from_bytes, growth.to_bytes, growth.seconds)
         ));
@@ -553,7 +553,7 @@ mod tests {
         let growth = Some(HeldGrowth { from_bytes: 3 * GIB, to_bytes: 10 * GIB, seconds: 22.0 });
         let settings = vec![("batch_size".into(), "64".into())];
         let lines = advice_of(&CudaOom { growth, settings, ..oom(1, 0, 12, 11, 0, 0) });
-        let leak = "A leak: what PyTorch holds between two steps grew from 3.0 GiB to 10.0 GiB in 22 s. A smaller batch only delays that";
+        let leak = "It grew until the error, as a leak does: what PyTorch holds between two steps grew from 3.0 GiB to 10.0 GiB in 22 s. A smaller batch only delays a leak";
         assert!(lines.iter().any(|line| line.starts_with(leak)), "{lines:?}");
         assert!(lines.iter().all(|line| !line.contains("Halve")), "{lines:?}");
     }

@@ -168,7 +168,7 @@ fn owner_sentence(kill: &Kill, run: &RunSummary<'_>, limit: &CgroupPlace) -> Str
         let place = CgroupPlace::of(&kill.cgroup).noun();
         let ran = if is_in_limit { String::new() } else { format!("It ran in {place}. ") };
         return format!(
-            "{ran}Its cgroup has the id of the container {} in its name, but a user can have made it there, and no runtime says that it is the container's.",
+            "{ran}Its cgroup has the id of the container {} in its name, which does not prove that it is the container's: no runtime says so, and not only root may make cgroups there.",
             &named.id[..12]
         );
     }
@@ -231,8 +231,11 @@ fn has_own_cause(exit: &Exit) -> bool {
 /// Describes the end of a run that went on after the kill that leads, where that has a reason of its own.
 fn own_end(run: &RunSummary<'_>, lead: Option<&Kill>) -> Option<String> {
     let exit = run.exit.filter(|exit| exit.reason != Some(ExitReason::Completed))?;
-    let is_cause = |kill: &&Kill| exit.may_be.contains(&kill.id) && run.unattributed_kills.is_empty();
-    let kill = lead.filter(|kill| !ended_it(kill, run.exit) && !is_cause(kill))?;
+    let kill = lead.filter(|kill| !ended_it(kill, run.exit))?;
+    if exit.may_be.contains(&kill.id) && run.unattributed_kills.is_empty() {
+        let is_open = exit.reason.is_some() && is_ambiguous(exit) && !exit.requests_known;
+        return is_open.then(|| format!("It may also have been ended from outside: {}.", no_request(exit)));
+    }
     if exit.reason.is_none() && !is_decided(kill) {
         return None;
     }
@@ -656,10 +659,13 @@ fn killed(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
     let flagged = run.exit.is_some_and(|exit| exit.runtime_oom_flag == Some(true));
     let requests_known = run.exit.is_some_and(|exit| exit.requests_known);
     let confidence = if flagged || !requests_known { Confidence::Likely } else { Confidence::Certain };
-    let what = format!(
-        "{at}, the status after SIGKILL. It was NOT an OOM kill: the kernel recorded none for it. And {}.",
-        run.exit.map_or("", no_request)
-    );
+    let none = match run.kills.last().zip(run.exit) {
+        None => "It was NOT an OOM kill: the kernel recorded none for it".to_owned(),
+        Some((kill, exit)) => {
+            format!("No OOM kill explains it: the last of this run was {} before", lasted(exit.at - kill.at))
+        }
+    };
+    let what = format!("{at}, the status after SIGKILL. {none}. And {}.", run.exit.map_or("", no_request));
     (Cause::KilledOutside, confidence, what)
 }
 
@@ -740,7 +746,7 @@ fn by_error(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
         );
         return (Cause::ErrorExit, Confidence::Unsure, what);
     }
-    if run.kills.is_empty() && run.exit.is_some_and(|exit| !exit.may_be.is_empty()) {
+    if run.kills.is_empty() && run.exit.is_some_and(|exit| exit.oom_kills > 0 && !exit.may_be.is_empty()) {
         let what = format!(
             "{at}. A process of it was OOM-killed before, which may be the cause; the kill's own record is not in the ledger (any more)."
         );

@@ -39,9 +39,9 @@ pub struct ContainerState {
     pub image: Arc<str>,
     /// Runtime; empty if unknown.
     pub runtime: Arc<str>,
-    /// The user whose engine or run it is.
+    /// The user whose engine or run it is, once a runtime that knows it has reported it.
     #[serde(default)]
-    pub user: u32,
+    pub user: Option<u32>,
     /// Unix time of the runtime's last OOM event that is of no run: its start may not be reported yet.
     pub oom_event_at: Option<f64>,
     /// Cgroup path, relative to the root of the hierarchy, from the inventory.
@@ -227,7 +227,7 @@ impl ContainerState {
         let path = Path::new(path.trim_start_matches('/'));
         match self.cgroup.as_ref().is_some_and(|cgroup| path.starts_with(cgroup)) {
             true => PathClaim::Own,
-            false => PathClaim::Possible { user: self.named.then_some(self.user) },
+            false => PathClaim::Possible { user: self.user },
         }
     }
 

@@ -180,10 +180,11 @@ impl ContainerTable {
         if let Some((named, shown, identity)) = named {
             // keep the inventory's name: it is unique over all runtimes
             if !state.named || matches!(runtime_event.what, EventKind::Renamed) {
-                state.user = if state.named { state.user } else { named.user };
                 state.identity = identity;
                 state.named = true;
             }
+            // a name that only a ledger still knows has none
+            state.user = state.user.or(named.user);
             state.image = Arc::clone(&named.image);
             state.hidden = if is_end_of_known { state.hidden } else { !shown };
         }

@@ -116,6 +116,23 @@ pub fn of_a_child() -> Vec<Case> {
             &["kept running and ended 2 h later with exit code 139", "by SIGSEGV or by abort(): it crashed"],
         ),
         case(
+            "then kill -9 hours later",
+            later(ExitReason::Killed, 137, 7_200.0),
+            OomLimitWorker,
+            Certain,
+            &[
+                "kept running and ended 2 h later with exit code 137",
+                "No OOM kill explains it: the last of this run was 2 h before",
+            ],
+        ),
+        case(
+            "then the status of the child, in a pod",
+            Exit { requests_known: false, ..may_be(later(ExitReason::Error, 137, 8.0)) },
+            OomLimitWorkerThenExit,
+            Likely,
+            &["It may also have been ended from outside"],
+        ),
+        case(
             "then an error hours later",
             later(ExitReason::Error, 1, 7_200.0),
             OomLimitWorker,

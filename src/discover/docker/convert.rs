@@ -88,7 +88,7 @@ impl Watcher<'_> {
 
     /// Returns the event with the user whose engine reported it.
     pub fn of_engine(&self, mut runtime_event: RuntimeEvent) -> RuntimeEvent {
-        runtime_event.named.iter_mut().for_each(|named| named.user = self.user);
+        runtime_event.named.iter_mut().for_each(|named| named.user = Some(self.user));
         runtime_event
     }
 

@@ -248,7 +248,7 @@ fn counted_kills(config: &Config, now: Timestamp, host: &HostHistory, known: &[L
     let Ok(hierarchy) = Hierarchy::detect(&config.host_paths) else { return vec![] };
     let claim = |id: &ContainerId, _: &Path| {
         let known = host.containers.iter().find(|container| container.id == *id);
-        PathClaim::Possible { user: known.map(|container| container.named.user) }
+        PathClaim::Possible { user: known.and_then(|container| container.named.user) }
     };
     let (readings, _) = CgroupCounters::new(CgroupTree::new(&hierarchy)).sweep(now, claim);
     let boot_id: Arc<str> = config.host_paths.boot_id().unwrap_or_default().into();
@@ -325,11 +325,16 @@ pub fn subject_of(container: &ExistingContainer) -> ContainerRef {
 
 /// Returns what a running container uses of which limit; `None` if its cgroup cannot be read. `user`: the user whose engine or run it
 /// is.
-pub fn current_usage(config: &Config, now: Timestamp, id: &ContainerId, user: u32) -> Option<CurrentUsage> {
+pub fn current_usage(
+    config: &Config,
+    now: Timestamp,
+    id: &ContainerId,
+    user: Option<u32>,
+) -> Option<CurrentUsage> {
     let hierarchy = Hierarchy::detect(&config.host_paths).ok()?;
     let mut tree = CgroupTree::new(&hierarchy);
     let _ = tree.refresh(now); // a part that cannot be walked leaves the others
-    let is_its = |candidate: &&ContainerCgroup| candidate.id == *id && candidate.is_proven(Some(user));
+    let is_its = |candidate: &&ContainerCgroup| candidate.id == *id && candidate.is_proven(user);
     let found = tree.candidates().iter().find(is_its)?;
     let dir = Dir::open(&hierarchy.root.join(&found.path)).ok()?;
     let (usage, limit) = match hierarchy.version {

@@ -387,8 +387,8 @@ impl Reconciler {
         let is_complete = counted == Some(false) || counted == Some(true) && !self.log_up;
         let is_early = now.since(pending.noticed) < EVIDENCE_TIMEOUT && !is_complete;
         if exit.exit_code.is_some_and(|code| code != SIGKILL_STATUS) {
-            let is_open = is_early || self.may_have_lost_more(pending, run, now);
-            return self.decide_error(pending, run, request, (is_early, is_open));
+            let may_have_lost_more = self.may_have_lost_more(pending, run, now);
+            return self.decide_error(pending, run, request, (is_early, may_have_lost_more));
         }
         // SIGKILL or unknown: a kill without an owner yet may be the reason
         let is_stopped = request == StopRequest::Explains;
@@ -408,7 +408,9 @@ impl Reconciler {
         }
         let may_be = self.may_have_ended(pending);
         // a shell that cleans up first, or one with a trap, returns its child's status later
-        if exit.exit_code.is_some() && self.has_lost_process(pending) {
+        // a Python program does not
+        let is_python = run.and_then(|run| run.process(run.pid?)).is_some_and(|first| first.python);
+        if exit.exit_code.is_some() && !is_python && self.has_lost_process(pending) {
             return Some(Decision { may_be, ..Decision::of(ExitReason::Error) });
         }
         let is_unattributed =
@@ -438,15 +440,18 @@ impl Reconciler {
             || self.accounting.has_missing_records() && now.since(pending.noticed) < ATTRIBUTION_TIMEOUT
     }
 
-    /// The same for an exit with another status than that of SIGKILL. `is_open`: a kill of this run may still become known.
+    /// The same for an exit with another status than that of SIGKILL. `may_have_lost_more`: a kill of this run may still become known.
     fn decide_error(
         &self,
         pending: &PendingExit,
         run: Option<&Run>,
         request: StopRequest,
-        (is_early, is_open): (bool, bool),
+        (is_early, may_have_lost_more): (bool, bool),
     ) -> Option<Decision> {
+        let is_open = is_early || may_have_lost_more;
         let reason = match (request, pending.exit.exit_code) {
+            // the exit has the number of kills
+            (StopRequest::Explains, _) | (_, Some(0)) if may_have_lost_more => return None,
             (StopRequest::Explains, _) => ExitReason::Stopped,
             (StopRequest::MayExplain, _) if is_early => return None, // docker reports the end of its stop after the exit
             (_, Some(0)) => ExitReason::Completed,
@@ -499,7 +504,9 @@ impl Reconciler {
     fn ownerless_near(&self, pending: &PendingExit) -> Vec<u64> {
         let window = Interval::new(pending.exit.at - EXIT_WINDOW, pending.exit.at);
         let is_near = |kill: &&PendingKill| {
-            kill.container.is_none() && kill.is_ownerless() && kill.happened.overlaps(&window)
+            // one in a cgroup that a user can have named is of no container, unless its runtime says so
+            let is_open = kill.container.is_none() && kill.is_ownerless() && !kill.is_unproven;
+            is_open && kill.happened.overlaps(&window)
         };
         let pending = self.pending.iter().filter(is_near).map(|kill| kill.kill.id);
         let unattributed = self.unattributed.iter().filter(|(.., happened)| happened.overlaps(&window));

@@ -514,7 +514,7 @@ impl Reconciler {
         match &state.cgroup {
             Some(cgroup) if cgroup == path => PathClaim::Own,
             Some(_) => PathClaim::Possible { user: None },
-            None => PathClaim::Possible { user: (state.named && state.is_running()).then_some(state.user) },
+            None => PathClaim::Possible { user: state.user.filter(|_| state.is_running()) },
         }
     }
 

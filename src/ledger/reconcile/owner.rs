@@ -35,8 +35,8 @@ const MAX_MISSED_DELAY: f64 = 5.0;
 const PRIOR_USAGE_INTERVAL: f64 = 60.0;
 
 /// Why a kill in a cgroup with a container's id in its name is not the container's.
-const UNPROVEN: &str = "the cgroup has the id of a container in its name, but a user can have made it there, and no runtime says that it is the \
-                        container's";
+const UNPROVEN: &str = "the cgroup has the id of a container in its name, which does not prove that it is the container's: no runtime says so, \
+                        and not only root may make cgroups there";
 
 /// Evidence for the attribution of a kill.
 #[derive(Clone, Debug, Default)]

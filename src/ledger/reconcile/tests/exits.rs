@@ -145,6 +145,20 @@ fn status_of_a_signal_after_a_killed_child_is_an_error_that_names_the_kill() {
 }
 
 #[test]
+fn end_waits_for_a_kill_whose_container_is_not_known_yet() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill(1.0, 71, None, ProcInfo::default());
+    story.end('a', 1.1, Some(0));
+    story.settle(1.1);
+    assert_eq!(story.reasons('a'), [None]);
+    story.counters(2.0, &[('a', 1)]);
+    story.settle(2.0);
+    let exit = story.exits('a')[0];
+    assert_eq!((exit.reason, exit.oom_kills), (Some(ExitReason::Completed), 1));
+}
+
+#[test]
 fn stop_with_timeout_is_stopped_with_both_signals_as_evidence() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);

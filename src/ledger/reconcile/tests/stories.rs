@@ -70,7 +70,7 @@ fn kill_in_the_cgroup_of_a_users_engine_is_the_containers_once_it_is_reported() 
     story.settle(1.0);
     assert_eq!(story.last_kill().owner, KillOwner::Pending);
     let reported = story.runtime_event('a', 0.9, EventKind::Started);
-    let details = reported.named.clone().map(|named| ContainerDetails { user: 7, ..named });
+    let details = reported.named.clone().map(|named| ContainerDetails { user: Some(7), ..named });
     story.named_event('a', 0.9, 1.2, details, EventKind::Started);
     story.settle(1.2);
     assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "kmsg"));
