@@ -10,6 +10,8 @@ from typing import Any, Iterator, Optional, Tuple
 from memledger._host_memory import HostMemory
 
 
+#: More than a process frees at once.
+PROBE_BYTES = 1 << 30
 #: One bound at a time: it is that of the process.
 _lock = threading.RLock()
 #: The limit that the process has without the bound; None while there is no bound.
@@ -70,7 +72,7 @@ def _data_limit(allowance: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
         _unbounded = before or (soft, hard)
     try:
-        if not is_lower and _can_map(allowance + mmap.PAGESIZE):
+        if not is_lower and _can_map(2 * allowance + PROBE_BYTES):  # what is freed meanwhile may be mapped again
             raise HostMemoryError("this kernel does not bound the memory of a process (RLIMIT_DATA, Linux 4.7), so that nothing is tried")
         yield
     finally:
