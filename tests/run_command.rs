@@ -248,8 +248,10 @@ fn service_shows_runs_as_containers_and_keeps_their_records() {
         let errors = metrics.sum("memledger_container_exits_total", &[all[0], ("reason", "error")]);
         if (exits, errors) == (1.0, 1.0) { Ok(()) } else { Err(format!("{exits} {errors}")) }
     });
-    let list =
-        Command::new(binary()).args(["runs", "--json", "--local.socket=", &runs.state()]).output().unwrap();
+    let list = Command::new(binary())
+        .args(["runs", "--json", "--limit=0", "--local.socket=", &runs.state()])
+        .output()
+        .unwrap();
     let list = String::from_utf8_lossy(&list.stdout).into_owned();
     assert!([&name, &killed, &late].iter().all(|name| list.contains(&**name)), "{list}");
 }

@@ -14,7 +14,7 @@ const AMD: &str = "0x1002";
 const DISPLAY: &str = "0x03";
 
 /// Marks the checks of sources that this kind of host does not have and does not need: of other runtimes than its own, of GPUs that are not
-/// there, of what is off until somebody wants it, and of what `serve` creates, where none runs.
+/// there, of what is off unless a setting switches it on, and of what `serve` creates, where none runs.
 pub fn mark_unneeded(checks: &mut [Check], config: &Config) {
     let is_good = |source: &str| {
         checks.iter().any(|check| {
@@ -62,7 +62,7 @@ impl Host {
     }
 }
 
-/// Returns true if the sockets of a runtime are not the default ones: somebody expects them.
+/// Returns true if the sockets of a runtime are not the default ones: a setting names them.
 fn is_configured(runtime: &str, config: &Config) -> bool {
     let default = setting(&format!("{runtime}.socket")).map_or(&[][..], |setting| setting.default);
     let sockets = config.endpoints.iter().filter(|endpoint| endpoint.runtime == runtime);
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(unneeded(&[], &["podman"], &[], &["cri", "docker"]), ["cri", "docker"]);
         assert_eq!(unneeded(&[], &[], &[], &all), [""; 0], "one of them could be needed");
         let flag = ["--podman.socket=/run/other.sock"];
-        assert_eq!(unneeded(&flag, &["docker"], &[], &["cri", "podman"]), ["cri"], "somebody expects it");
+        assert_eq!(unneeded(&flag, &["docker"], &[], &["cri", "podman"]), ["cri"], "a setting names it");
     }
 
     #[test]
