@@ -38,9 +38,23 @@ pub struct ContainerRef {
     /// Unix time at which the run started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started: Option<f64>,
+    /// Names that it had before this one, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former_names: Vec<Arc<str>>,
 }
 
 impl ContainerRef {
+    /// Gives it another name. A short id was no name.
+    pub fn rename(&mut self, identity: &Identity) {
+        if self.identity == *identity {
+            return;
+        }
+        let before = std::mem::replace(&mut self.identity, identity.clone()).name;
+        let is_name = self.container_id.get(..12) != Some(&*before) && before != identity.name;
+        self.former_names.retain(|name| *name != before && *name != identity.name);
+        self.former_names.extend(is_name.then_some(before));
+    }
+
     /// Returns whether it is a run of `memledger run`.
     pub fn is_run(&self) -> bool {
         &*self.runtime == RUN_RUNTIME
@@ -299,9 +313,9 @@ impl Exit {
         self.id >= FIRST_UNRECORDED_ID
     }
 
-    /// Returns the signal of the last stop request.
+    /// Returns the signal of the last stop request that has one: some versions of Docker report the end of a stop as a request without.
     pub fn requested_signal(&self) -> Option<i32> {
-        self.stop_signals.last().copied().flatten()
+        self.stop_signals.iter().rev().copied().flatten().next()
     }
 }
 
@@ -532,6 +546,17 @@ impl LedgerEvent {
             LedgerEvent::Exit(exit) => Some(&exit.subject),
             LedgerEvent::GpuError(error) => error.subject.as_ref(),
             LedgerEvent::CudaOom(oom) => Some(&oom.subject),
+        }
+    }
+
+    /// Returns the container of which it is an event, for a change.
+    pub fn subject_mut(&mut self) -> Option<&mut ContainerRef> {
+        match self {
+            LedgerEvent::OomKill(Kill { owner: KillOwner::Container(subject), .. }) => Some(subject),
+            LedgerEvent::OomKill(_) => None,
+            LedgerEvent::Exit(exit) => Some(&mut exit.subject),
+            LedgerEvent::GpuError(error) => error.subject.as_mut(),
+            LedgerEvent::CudaOom(oom) => Some(&mut oom.subject),
         }
     }
 

@@ -19,6 +19,7 @@ const USAGE: &str = "memledger_container_memory_usage_bytes";
 const INFO: &str = "memledger_container_info";
 const RUN_INFO: &str = "memledger_container_run_info";
 const UP: &str = "memledger_runtime_up";
+const EXITS: &str = "memledger_container_exits_total";
 const DOCKER: &[(&str, &str)] = &[("runtime", "docker")];
 
 #[test]
@@ -267,4 +268,76 @@ fn proxy_that_rejects_events_is_retried_with_back_off_and_logged_once() {
     for line in ["message=connected", "connection lost"] {
         assert_eq!(log.matches(line).count(), 1, "{line}: {log}");
     }
+}
+
+/// Returns an error unless the container has ended once, for this reason.
+fn ended_once(metrics: &Metrics, name: &str, reason: &str) -> Result<(), String> {
+    let ends: Vec<_> = metrics.all(EXITS, &of(name)).into_iter().filter(|(.., ends)| *ends > 0.0).collect();
+    match &ends[..] {
+        [(_, labels, 1.0)] if labels["reason"] == reason => Ok(()),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+#[test]
+fn engine_that_crashed_and_ends_its_containers_later_has_stopped_them() {
+    let Some(shared) = Engine::shared() else { return };
+    let mut private = PrivateEngine::without_live_restore();
+    private.start();
+    private.load_from(&shared);
+    let name = unique("crash");
+    let memledger = start_memledger(&private.engine, &format!("^{name}"), &[]);
+    // the first process of a container ignores SIGTERM unless it handles it: the engine responds after ten seconds
+    let ignores = private.engine.run(&format!("{name}-ignores"), &[], &["sleep", "1000"]);
+    let program = "import signal, time; signal.signal(15, lambda *_: exit(3)); print('ready', flush=True); time.sleep(1000)";
+    let handles = private.engine.run_python(&format!("{name}-handles"), &[], program);
+    for container in [&ignores, &handles] {
+        memledger.eventually("its name", |metrics| info(metrics, INFO, &container.name));
+    }
+    private.crash();
+    private.start();
+    for container in [&ignores, &handles] {
+        memledger.eventually("its end was a stop", |metrics| ended_once(metrics, &container.name, "stopped"));
+    }
+}
+
+#[test]
+fn ends_while_memledger_was_away_are_counted_although_the_engine_has_forgotten_their_events() {
+    let Some(shared) = Engine::shared() else { return };
+    let mut private = PrivateEngine::new();
+    private.start();
+    private.load_from(&shared);
+    let name = unique("away");
+    let state = tempfile::tempdir().expect("a folder");
+    let state = format!("--state.path={}", state.path().display());
+    let start = || start_memledger(&private.engine, &format!("^{name}"), &[&state]);
+    let memledger = start();
+    let known = private.engine.run(&format!("{name}-known"), &[], &["sleep", "1000"]);
+    let before = private.engine.run(&format!("{name}-before"), &[], &["sh", "-c", "exit 5"]);
+    memledger.eventually("an end before", |metrics| ended_once(metrics, &before.name, "error"));
+    memledger.eventually("its name", |metrics| info(metrics, INFO, &known.name));
+    drop(memledger);
+    let fails = private.engine.run(&format!("{name}-fails"), &[], &["sh", "-c", "exit 6"]);
+    private.engine.docker(&["kill", "--signal=KILL", &known.id]);
+    eventually_true("both have ended", || {
+        [&fails, &known].iter().all(|it| it.inspect("{{.State.Running}}") == "false")
+    });
+    // the engine keeps 256 events; one of these is several
+    let other = private.engine.create(&format!("other-{name}"), &[], &["sleep", "1000"]);
+    for number in 0..300 {
+        private.engine.docker(&["rename", &other.id, &format!("other-{name}-{number}")]);
+    }
+    let memledger = start();
+    memledger.eventually("an end that it missed", |metrics| ended_once(metrics, &fails.name, "error"));
+    memledger.eventually("its code", |metrics| {
+        match metrics.try_value("memledger_container_last_exit_code", &of(&fails.name))? {
+            6.0 => Ok(()),
+            code => Err(format!("{code}")),
+        }
+    });
+    memledger.eventually("the end of a known one", |metrics| {
+        let ends = metrics.sum(EXITS, &of(&known.name));
+        if ends == 1.0 { Ok(()) } else { Err(format!("{ends}")) }
+    });
+    ended_once(&memledger.fresh_metrics(), &before.name, "error").expect("it was counted before");
 }

@@ -18,8 +18,8 @@ use crate::discover::history::ExistingContainer;
 use crate::events::{Kill, KillOwner, LedgerEvent};
 use crate::explain::live::{HostHistory, current_usage, subject_of};
 use crate::explain::{
-    self, Cause, Verdict, add_container, add_cuda_error, add_logged_error, kill_line, never_started,
-    not_found, query_verdict, verdict_without_events,
+    self, Cause, Verdict, add_container, add_cuda_error, add_logged_error, has_other_name, kill_line,
+    never_started, not_found, query_verdict, verdict_without_events,
 };
 use crate::export::verdict_text::{render, render_all, wrapped};
 use crate::ledger::store::Query;
@@ -112,7 +112,27 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         }
         anyhow::Ok(found)
     };
-    if let Some(mut verdict) = query_verdict(container, now.unix_seconds(), with_log)? {
+    let existing = container.and_then(|wanted| find(&host, wanted));
+    let mut found = query_verdict(container, now.unix_seconds(), with_log)?;
+    let mut note = None;
+    if let Some(existing) = existing {
+        // the wanted name is another container's now
+        let is_other = |verdict: &mut Verdict| {
+            container.is_some_and(|wanted| has_other_name(verdict, wanted))
+                && verdict
+                    .subject
+                    .as_ref()
+                    .is_some_and(|subject| *subject.container_id != *existing.id.as_str())
+        };
+        note = found.take_if(is_other).map(|other| another_had_name(&other));
+        // it was renamed while memledger did not run
+        if found.is_none() && note.is_none() {
+            found = query_verdict(Some(existing.id.as_str()), now.unix_seconds(), with_log)?;
+            let subject = found.as_mut().and_then(|verdict| verdict.subject.as_mut());
+            subject.into_iter().for_each(|subject| subject.rename(&subject_of(existing).identity));
+        }
+    }
+    if let Some(mut verdict) = found {
         if let Some(log) = &log {
             log.add_to(&mut verdict);
         }
@@ -121,8 +141,9 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         answer.print(&verdict)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(existing) = container.and_then(|wanted| find(&host, wanted)) {
-        let verdict = without_events(&config, existing, now, log.as_ref());
+    if let Some(existing) = existing {
+        let mut verdict = without_events(&config, existing, now, log.as_ref());
+        verdict.also.extend(note);
         answer.print(&verdict)?;
         let is_found = verdict.cause != Cause::Nothing;
         return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&ledger, &host) });
@@ -130,6 +151,12 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let known = not_found(container, host.containers.iter().map(|it| &*it.named.name), events)?;
     answer.print_unknown(&known)?;
     Ok(none_found(&ledger, &host))
+}
+
+/// Returns a sentence on the container that had the wanted name before it was renamed, and lost a process or ended.
+fn another_had_name(verdict: &Verdict) -> String {
+    let name = verdict.subject.as_ref().map_or("", |subject| &*subject.identity.name);
+    format!("Another container had this name before: {name} (memledger why {name}).")
 }
 
 /// Returns the exit status where nothing was found: that is an answer only if there was something to read.

@@ -531,8 +531,8 @@ pub enum EventKind {
     },
     /// The runtime reports an OOM. Not a count.
     Oom,
-    /// A user requested this signal through the runtime. Docker reports a `docker stop` again after the end, without a
-    /// signal. Podman (observed: 4.3) omits the signal, and does not report a stop.
+    /// A user requested this signal through the runtime. Docker reports the end of a `docker stop` without a signal: after the exit, and
+    /// from version 28 on before it. Podman (observed: 4.3) omits the signal, and does not report a stop.
     SignalRequested {
         /// The signal, if the event contains it.
         signal: Option<i32>,

@@ -432,7 +432,30 @@ pub fn query_verdict<E>(
         found.extend(newest.filter(|newest| !found.iter().any(|event| event.id() == newest.id())));
         return Ok(explain_last(&found, now));
     };
-    Ok(explain(&events_of(container, &events)?, now))
+    let mut found = explain(&events_of(container, &events)?, now);
+    if let Some(verdict) = &mut found {
+        verdict.also.extend(name_change(verdict, container));
+    }
+    Ok(found)
+}
+
+/// Returns whether the verdict is about a container that had the wanted name before it was renamed.
+pub fn has_other_name(verdict: &Verdict, wanted: &str) -> bool {
+    let subject = verdict.subject.as_ref();
+    subject.is_some_and(|subject| {
+        &*subject.identity.name != wanted && subject.former_names.iter().any(|name| **name == *wanted)
+    })
+}
+
+/// Returns a sentence on the other names of the container of a verdict, if it has any.
+fn name_change(verdict: &Verdict, wanted: &str) -> Option<String> {
+    let subject = verdict.subject.as_ref()?;
+    let before = subject.former_names.last()?;
+    let name = text::name(&subject.identity.name);
+    Some(match has_other_name(verdict, wanted) {
+        true => format!("{} was renamed: it is {name} now.", text::name(wanted)),
+        false => format!("{name} was renamed: it was {} before.", text::name(before)),
+    })
 }
 
 /// Returns the verdict on one exit, whatever the container did later; `None` if it was no abnormal end and lost no process, or if the exit

@@ -11,7 +11,9 @@ use super::{HttpState, accepts, ledger_not_open, only_container};
 use crate::clock::Timestamp;
 use crate::discover::Container;
 use crate::events::ContainerRef;
-use crate::explain::{Verdict, WhyDocument, not_found, query_verdict, verdict_without_events};
+use crate::explain::{
+    Verdict, WhyDocument, has_other_name, not_found, query_verdict, verdict_without_events,
+};
 use crate::export::verdict_text::render;
 
 /// What an answer without an event is based on.
@@ -47,10 +49,15 @@ async fn respond(
         let name = name.as_deref();
         let found = query_verdict(name, now, |query| event_reader.read(|store| store.events(query)))
             .map_err(|error| error.to_string())?;
-        if let Some(verdict) = found {
+        let container = name.map(|name| only_container(&running, name));
+        // the wanted name is another container's now
+        let is_other = |verdict: &Verdict| {
+            matches!(container, Some(Ok(_))) && name.is_some_and(|name| has_other_name(verdict, name))
+        };
+        if let Some(verdict) = found.filter(|verdict| !is_other(verdict)) {
             return body(&verdict, plain);
         }
-        match name.map(|name| only_container(&running, name)) {
+        match container {
             Some(Ok(container)) => {
                 let mut verdict = verdict_without_events(reference(container), true, None, now);
                 verdict.also.push(ONLY_LEDGER.to_owned());
@@ -89,6 +96,7 @@ fn reference(container: &Container) -> ContainerRef {
         image: Arc::clone(&container.image),
         runtime: container.runtime.into(),
         started: container.started,
+        ..ContainerRef::default()
     }
 }
 

@@ -24,6 +24,8 @@ const STOP_REPORT_DELAY: f64 = 2.0;
 const MAX_STOP_REQUESTS: usize = 8;
 /// Maximum number of ended runs that are kept per container once nothing of them is undecided, for late kills.
 pub const MAX_ENDED_RUNS: usize = 4;
+/// Maximum number of former names that are kept per container.
+const MAX_FORMER_NAMES: usize = 8;
 /// Maximum number of ended runs before that: after a pause, the runtime's events of many runs are applied before the kernel
 /// log of that time is read.
 const MAX_UNDECIDED_RUNS: usize = 1_024;
@@ -52,6 +54,18 @@ pub struct ContainerState {
     pub run: Option<Run>,
     /// Unix time of the first event, or of the last kill if it was never seen running.
     pub first_event_at: f64,
+    /// Names that it had before, newest last, with the Unix time of the change: what was counted under them is shown for a while.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former: Vec<(f64, Identity)>,
+    /// OOM kills that were counted under its name, and under former ones.
+    #[serde(default)]
+    pub kills: u64,
+    /// See `kills`.
+    #[serde(default)]
+    pub former_kills: u64,
+    /// Unix time of the last of both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_kill: Option<f64>,
     #[serde(skip)]
     pub(super) missing_since: Option<Timestamp>,
     /// Runs before the current one, oldest first.
@@ -117,9 +131,33 @@ impl ContainerState {
         self.run.as_ref().is_some_and(|run| run.ended.is_none())
     }
 
+    /// Gives it another name at this Unix time. Returns the name before; `None` if it was the same.
+    pub(super) fn rename(&mut self, identity: Identity, at: f64) -> Option<Identity> {
+        if self.identity == identity {
+            return None;
+        }
+        let before = std::mem::replace(&mut self.identity, identity);
+        if self.named {
+            self.former.retain(|(_, name)| *name != before && *name != self.identity);
+            self.former.push((at, before.clone()));
+            if self.former.len() > MAX_FORMER_NAMES {
+                self.former.remove(0);
+            }
+            self.former_kills += std::mem::take(&mut self.kills);
+        }
+        Some(before)
+    }
+
+    /// Counts an OOM kill under its name.
+    pub(super) fn count_kill(&mut self, at: f64) {
+        self.kills += 1;
+        self.last_kill = Some(self.last_kill.unwrap_or(f64::MIN).max(at));
+    }
+
     /// Corrects the times, if the clock was set.
     pub fn correct_times(&mut self, step: &ClockStep) {
         step.correct(&mut self.first_event_at);
+        self.former.iter_mut().map(|(at, _)| at).chain(&mut self.last_kill).for_each(|at| step.correct(at));
         self.oom_event_at.iter_mut().chain(&mut self.dropped_until).for_each(|at| step.correct(at));
         self.ended_runs.iter_mut().chain(&mut self.run).for_each(|run| run.correct_times(step));
     }
@@ -142,6 +180,7 @@ impl ContainerState {
             image: Arc::clone(&self.image),
             runtime: Arc::clone(&self.runtime),
             started: run.and_then(|run| run.started),
+            former_names: self.former.iter().map(|(_, name)| Arc::clone(&name.name)).collect(),
         }
     }
 
@@ -372,22 +411,23 @@ impl ContainerState {
         }
     }
 
-    /// Applies a request to stop the container, or to send it a signal.
+    /// Applies a request to stop the container, or to send it a signal, which may be reported after the end. Without a signal it is the
+    /// end of a stop: Docker reports that just after the exit, from version 28 on just before it.
     pub(super) fn apply_stop_request(&mut self, at: f64, signal: Option<i32>) {
-        let just_ended = |run: &&mut Run| {
-            let ended = run.ended.is_some_and(|ended| (0.0..STOP_REPORT_DELAY).contains(&(at - ended)));
-            signal.is_none() && ended
-        };
-        if let Some(run) = self.run.as_mut().filter(just_ended) {
-            run.is_stop_confirmed = true;
-        }
         // repeated after a restart, it may belong to an earlier run
-        let is_new_request = |run: &&mut Run| {
-            run.ended.is_none()
-                && run.begin().is_none_or(|started| started <= at + CLOCK_TOLERANCE)
-                && !run.stop_requests.contains(&(at, signal))
+        let may_be_its = |run: &&mut Run| run.begin().is_none_or(|started| started <= at + CLOCK_TOLERANCE);
+        let Some(run) = self.run.iter_mut().chain(self.ended_runs.iter_mut().rev()).find(may_be_its) else {
+            return;
         };
-        if let Some(run) = self.run.as_mut().filter(is_new_request) {
+        let after_end = run.ended.map(|ended| at - ended);
+        let has_signal = run.stop_requests.iter().any(|(_, signal)| signal.is_some());
+        let is_confirmation = match after_end {
+            Some(after) => (0.0..STOP_REPORT_DELAY).contains(&after),
+            None => has_signal,
+        };
+        if signal.is_none() && is_confirmation {
+            run.is_stop_confirmed = true;
+        } else if after_end.is_none_or(|after| after < 0.0) && !run.stop_requests.contains(&(at, signal)) {
             run.stop_requests.push((at, signal));
             if run.stop_requests.len() > MAX_STOP_REQUESTS {
                 run.stop_requests.remove(0);
@@ -428,8 +468,11 @@ impl ContainerState {
         let run = self.run.as_mut()?;
         // an exit before the restart has a reason of its own
         run.host_restart = run.host_restart.filter(|restart| runtime_event.at >= *restart);
-        run.ended = Some(run.host_restart.unwrap_or(runtime_event.at));
-        run.exit_code = exit_code;
+        let ended = run.likely_end(runtime_event.at);
+        // of an end that its engine missed it says 0
+        let is_believed = exit_code != Some(0) || ended == runtime_event.at;
+        run.ended = Some(run.host_restart.unwrap_or(ended));
+        run.exit_code = exit_code.filter(|_| is_believed);
         run.oom_flag = oom_flag;
         run.is_exit_recorded = false; // the container may have been taken for removed before, with an exit of unknown reason
         self.end_transition(&runtime_event.id)

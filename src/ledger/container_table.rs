@@ -64,8 +64,21 @@ pub struct ContainerTable {
     /// When the figures of running containers were last stored.
     figures_stored: Option<Timestamp>,
     changed: Vec<ContainerId>,
+    /// Containers that got another name than the one before, or the first.
+    renamed: Vec<Renaming>,
     /// Containers with more ended runs than late kills need.
     with_surplus_runs: HashSet<ContainerId>,
+}
+
+/// A container that got another name.
+#[derive(Debug)]
+pub struct Renaming {
+    /// Its id.
+    pub id: ContainerId,
+    /// Its name before; of a container that is not known any more, what is left of it in the store may have another one.
+    pub before: Option<Identity>,
+    /// That was its short id.
+    pub is_first: bool,
 }
 
 /// Returns whether a container has ended although it is listed: no runtime knows it, and its cgroup has no process.
@@ -148,6 +161,11 @@ impl ContainerTable {
         self.changed.extend(running.map(|(id, _)| id.clone()));
     }
 
+    /// Takes the containers that got another name since the last call.
+    pub fn take_renamed(&mut self) -> Vec<Renaming> {
+        std::mem::take(&mut self.renamed)
+    }
+
     /// Takes the ids of the containers that changed since the last call.
     pub fn take_changed(&mut self) -> Vec<ContainerId> {
         let mut changed = std::mem::take(&mut self.changed);
@@ -170,6 +188,7 @@ impl ContainerTable {
             let is_included = named.labels_match && identity.is_included(&self.filter);
             (named, is_included, self.identity_of_run(runtime_event, identity))
         });
+        let is_known = self.states.contains_key(id);
         let state = self.modify(id);
         if state.runtime.is_empty() {
             state.runtime = runtime_event.runtime.into();
@@ -177,17 +196,25 @@ impl ContainerTable {
         }
         // older versions of Podman report an end without labels
         let is_end_of_known = state.named && matches!(runtime_event.what, EventKind::Ended { .. });
+        let mut renaming = None;
         if let Some((named, shown, identity)) = named {
+            let is_renamed = matches!(runtime_event.what, EventKind::Renamed);
             // keep the inventory's name: it is unique over all runtimes
-            if !state.named || matches!(runtime_event.what, EventKind::Renamed) {
-                state.identity = identity;
+            if !state.named || is_renamed {
+                let (is_first, at) = (!state.named, runtime_event.at);
+                let before = state.rename(identity, at);
                 state.named = true;
+                renaming = match is_known {
+                    true => before.map(|before| (Some(before), is_first)),
+                    false => is_renamed.then_some((None, false)),
+                };
             }
             // a name that only a ledger still knows has none
             state.user = state.user.or(named.user);
             state.image = Arc::clone(&named.image);
             state.hidden = if is_end_of_known { state.hidden } else { !shown };
         }
+        self.renamed.extend(renaming.map(|(before, is_first)| Renaming { id: id.clone(), before, is_first }));
         let transitions = self.apply_kind(runtime_event);
         self.entry(id).complete_run(runtime_event);
         transitions
@@ -276,7 +303,7 @@ impl ContainerTable {
         self.host_memory.drain(..self.host_memory.len().saturating_sub(MAX_HOST_MEMORY));
         let listed = std::iter::zip(&report.inventory.containers, &report.containers);
         for (container, usage) in listed.filter(|(container, usage)| !is_left(container, usage)) {
-            self.apply_listed(container);
+            self.apply_listed(report.at, container);
             self.apply_clock(now, &container.id);
             self.entry(&container.id).missing_since = None;
             if !self.reopen_listed(now, container) && self.is_another_run(container) {
@@ -294,7 +321,7 @@ impl ContainerTable {
     }
 
     /// Takes the name, the cgroup and the settings of a container from the inventory.
-    fn apply_listed(&mut self, container: &Container) {
+    fn apply_listed(&mut self, at: Timestamp, container: &Container) {
         let name = container.identity.clone();
         let cgroup = container.cgroup.as_ref().map(|cgroup| &cgroup.path);
         let named = *name.name != *container.id.short();
@@ -304,9 +331,11 @@ impl ContainerTable {
             renamed || moved || state.hidden || state.run.is_none()
         });
         let state = if new { self.modify(&container.id) } else { self.entry(&container.id) };
+        let mut renaming = None;
         if new && (named || !state.named) {
+            let is_first = !state.named;
+            renaming = state.rename(name, at.unix_seconds()).map(|before| (before, is_first));
             state.named = named;
-            state.identity = name;
             state.image = Arc::clone(&container.image);
             state.runtime = container.runtime.into();
         }
@@ -317,6 +346,11 @@ impl ContainerTable {
         if state.settings != container.settings {
             state.settings.clone_from(&container.settings);
         }
+        self.renamed.extend(renaming.map(|(before, is_first)| Renaming {
+            id: container.id.clone(),
+            before: Some(before),
+            is_first,
+        }));
     }
 
     /// Lets a run that began in the future have begun before now: the wall clock was set back since.

@@ -316,6 +316,9 @@ fn write_container(figures: &ContainerFigures, number: u32, series: &mut Series)
     if let Some(since) = figures.since {
         series.set_counted_since(number, since);
     }
+    if figures.former_kills > 0 {
+        series.set_former_kills(number, figures.former_kills, figures.former_last_kill);
+    }
     for (victim, scopes) in std::iter::zip(["main", "child"], figures.kills) {
         for (scope, kills) in std::iter::zip(["container", "host"], scopes) {
             series.container(CONTAINER_OOM_KILLS, number, [victim.into(), scope.into()], kills as f64);

@@ -127,6 +127,10 @@ pub struct ContainerFigures {
     pub identity: Identity,
     /// Unix time since which this name is counted.
     pub since: Option<f64>,
+    /// OOM kills of the container that has this name, before it had it.
+    pub former_kills: u64,
+    /// Unix time of the last kill of a container that had another name before.
+    pub former_last_kill: Option<f64>,
     /// By victim (main, child) and scope (container, host).
     pub kills: [[u64; 2]; 2],
     /// Unix time of the last kill.

@@ -18,6 +18,8 @@ pub const START_TOLERANCE: f64 = 1.0;
 /// The runtime's event of a start comes at most this many seconds after the time that it reports of it, and after its first process
 /// began, which can be killed meanwhile.
 pub const MAX_START_EVENT_DELAY: f64 = 5.0;
+/// An engine that works reports an end at most this many seconds after the last process is gone.
+const MAX_END_EVENT_DELAY: f64 = 10.0;
 /// A killed process may be listed for this many seconds, until its memory is released.
 const LISTED_AFTER_KILL: f64 = 2.0;
 /// For how many seconds processes and memory are kept: a kill may get its owner that long after it.
@@ -237,6 +239,12 @@ impl Run {
         self.empty_since.map(|since| since.max(kill))
     }
 
+    /// Returns when it ended, by the reported time: an engine that did not respond for a while reports an end when it goes on, long after
+    /// cycles saw no process any more.
+    pub fn likely_end(&self, reported: f64) -> f64 {
+        self.empty_since.filter(|since| reported - since > MAX_END_EVENT_DELAY).unwrap_or(reported)
+    }
+
     /// Records whether a cycle saw processes of it.
     pub fn record_processes(&mut self, at: Timestamp, has_any: bool) {
         self.empty_since = (!has_any).then(|| self.empty_since.unwrap_or(at.unix_seconds()));
@@ -244,9 +252,8 @@ impl Run {
 
     /// Records the sample and the processes of a cycle that is applied `now`.
     pub fn record_usage(&mut self, now: Timestamp, at: Timestamp, usage: &Arc<ContainerUsage>) {
-        if usage.has_all_processes || !usage.processes.is_empty() {
-            self.record_processes(at, !usage.processes.is_empty());
-        }
+        // of one that is listed, and whose processes are hidden, it is not known whether there is any
+        self.record_processes(at, !usage.has_all_processes || !usage.processes.is_empty());
         if let Some(sample) = usage.sample {
             self.history.record(at, sample);
         }

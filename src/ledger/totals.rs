@@ -58,6 +58,32 @@ impl CudaOomSource {
 }
 
 impl ContainerCounters {
+    /// Adds what was counted under another name.
+    fn add(&mut self, other: Self) {
+        let earliest = |one: Option<f64>, other: Option<f64>| one.into_iter().chain(other).reduce(f64::min);
+        let latest = |one: Option<f64>, other: Option<f64>| one.into_iter().chain(other).reduce(f64::max);
+        let sum = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).reduce(|a, b| a + b);
+        self.since = earliest(self.since, other.since);
+        for (kills, others) in std::iter::zip(self.kills.as_flattened_mut(), other.kills.as_flattened()) {
+            *kills += others;
+        }
+        for (reason, exits) in other.exits {
+            *self.exits.entry(reason).or_default() += exits;
+        }
+        // the newer of both is of the one that was counted last
+        if other.touched >= self.touched {
+            self.last_exit_code = other.last_exit_code.or(self.last_exit_code);
+        } else {
+            self.last_exit_code = self.last_exit_code.or(other.last_exit_code);
+        }
+        self.last_kill = latest(self.last_kill, other.last_kill);
+        self.starts += other.starts;
+        self.cuda_ooms = sum(self.cuda_ooms, other.cuda_ooms);
+        self.cuda_ooms_in_log = sum(self.cuda_ooms_in_log, other.cuda_ooms_in_log);
+        self.last_cuda_oom = latest(self.last_cuda_oom, other.last_cuda_oom);
+        self.touched = self.touched.max(other.touched);
+    }
+
     fn cuda_ooms_mut(&mut self, source: CudaOomSource) -> &mut Option<u64> {
         match source {
             CudaOomSource::Reporter => &mut self.cuda_ooms,
@@ -175,6 +201,15 @@ impl Totals {
         counts.last_kill = Some(later.unwrap_or(at));
     }
 
+    /// Moves what was counted under a short id to the name that became known. Returns whether there was anything.
+    pub fn move_to(&mut self, before: &Identity, name: &Identity) -> bool {
+        let Some(moved) = self.names.remove(before) else { return false };
+        self.changed.insert(before.clone());
+        let counts = self.entry(name, moved.since.unwrap_or(moved.touched));
+        counts.add(moved);
+        true
+    }
+
     /// Corrects the last times, if the clock was set.
     pub fn correct_times(&mut self, step: &ClockStep) {
         for (name, counts) in &mut self.names {
@@ -231,6 +266,7 @@ impl Totals {
             restarts: counts.starts.saturating_sub(1),
             cuda_ooms: [counts.cuda_ooms, counts.cuda_ooms_in_log],
             last_cuda_oom: counts.last_cuda_oom,
+            ..ContainerFigures::default()
         }
     }
 

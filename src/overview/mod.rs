@@ -138,7 +138,7 @@ pub struct ContainerUse {
     pub gpu_utilization_ratio: Option<f64>,
     /// Its GPU memory by holder: `tensors`, `torch_cache`, `outside_torch`, `not_reporting`.
     pub gpu_holder_bytes: BTreeMap<String, f64>,
-    /// OOM kills of its processes, also of earlier containers of its name.
+    /// OOM kills of its processes, also under former names, and of earlier containers of its name.
     pub oom_kills: Option<f64>,
     /// Unix time of the last one.
     pub last_oom_kill: Option<f64>,
@@ -388,6 +388,12 @@ fn containers(rows: &Rows<'_>, figures: &Figures) -> Vec<ContainerUse> {
             }
         })
         .collect();
+    for (number, (kills, last)) in snapshot.series.former_kills() {
+        if let Some(container) = found.get_mut(*number as usize) {
+            container.oom_kills = container.oom_kills.map(|under_its_name| under_its_name + *kills as f64);
+            container.last_oom_kill = container.last_oom_kill.into_iter().chain(*last).reduce(f64::max);
+        }
+    }
     // a proportional share goes before what is resident
     for family in [FamilyId::CONTAINER_PROCESS_RSS, FamilyId::CONTAINER_PROCESS_PSS] {
         rows.by_label(family, |number, role, bytes| {

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Timestamp;
 use crate::config::GROUP_SETTING;
 use crate::discover::{Container, ContainerDetails, ContainerId};
-use crate::events::{ContainerRef, Exit, ExitReason};
+use crate::events::{ContainerRef, Exit, ExitReason, Identity};
 use crate::runs::hit_limit::HitLimit;
 use measures::{Growth, Mean};
 use operation_log::{OperationLog, OperationRecord};
@@ -542,6 +542,14 @@ pub fn run_id(container: &ContainerId, started: Option<f64>) -> Arc<str> {
 }
 
 impl RunRecord {
+    /// Gives its container another name. A group of a short id is none.
+    pub fn rename(&mut self, identity: &Identity) {
+        if self.subject.container_id.get(..12) == Some(&*self.group) {
+            self.group = Arc::clone(&identity.name);
+        }
+        self.subject.rename(identity);
+    }
+
     /// Returns the record of a run in progress; `None` if no cycle has seen it.
     pub fn of_running(
         subject: ContainerRef,

@@ -354,6 +354,7 @@ impl RunPeaksTable {
             image: Arc::clone(&container.image),
             runtime: container.runtime.into(),
             started: container.started,
+            ..ContainerRef::default()
         })
     }
 

@@ -6,7 +6,7 @@ use crate::support::oom::{
     KILLS, Ledger, Scene, cgroup_of, oom_kills, wait_for_cgroups_in_the_log, write_kernel_log,
 };
 use crate::support::python::Python;
-use crate::support::{eventually, in_v2_guest, reaches, skip};
+use crate::support::{eventually, in_v2_guest, reaches, run, skip};
 
 #[test]
 fn case_18_forged_kernel_log_lines_are_not_kills() {
@@ -296,26 +296,68 @@ fn case_27_recreated_container_continues_the_count_of_its_name() {
     assert_eq!(kills[1]["container_id"], second.id.as_str());
 }
 
+/// Returns the words of a verb about a container of the scene, by its ledger and its engine.
+fn answer(scene: &Scene, words: &[&str]) -> String {
+    let (_, screen) = verb(scene, &[words, &[&scene.state()]].concat());
+    screen.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 #[test]
-fn case_27_renamed_container_keeps_counts_and_continues_under_new_name() {
+fn case_27_renamed_container_keeps_counts_and_history_and_continues_under_new_name() {
     let Some(scene) = Scene::new("renamed") else { return };
-    let ledger = scene.start_memledger(&[]);
+    let socket = scene.path("control.sock").display().to_string();
+    let ledger = scene.start_memledger(&[&scene.state(), &format!("--local.socket={socket}")]);
     let container = scene.run("old", &[], &["seq=1:eat", "wait=/control/on", "seq=1:eat", "hold"]);
     scene.wait_for_kills(1);
     ledger.settles(&container.name, 0, 1);
-    let new = scene.container_name("new");
-    scene.engine.docker(&["rename", &container.id, &new]);
+    let rename = |name: &str| scene.engine.docker(&["rename", &container.id, name]);
+    let (new, last) = (scene.container_name("new"), scene.container_name("last"));
+    rename(&new);
     ledger.eventually("its new name", |metrics| {
         metrics.try_value("memledger_container_memory_usage_bytes", &[("container_name", &new)]).map(drop)
     });
     scene.release("on");
     scene.wait_for_kills(2);
     let sum = |metrics: &crate::support::Metrics, name: &str| metrics.sum(KILLS, &[("container_name", name)]);
-    ledger.eventually("the second kill under the new name", |metrics| {
+    ledger.eventually("each kill under the name of its time", |metrics| {
         let found = (sum(metrics, &container.name), sum(metrics, &new));
-        if found.1 >= 1.0 { Ok(()) } else { Err(format!("{found:?}")) }
+        if found == (1.0, 1.0) { Ok(()) } else { Err(format!("{found:?}")) }
     });
+    ledger.matches_kernel_count();
     let kills = ledger.container_kills(&scene);
-    assert_eq!(kills[1]["container_name"], new.as_str());
-    assert_eq!(kills[0]["container_id"], kills[1]["container_id"]);
+    for kill in &kills {
+        assert_eq!(
+            (&kill["container_name"], &kill["container_id"]),
+            (&new.as_str().into(), &container.id.as_str().into())
+        );
+    }
+    let listed = run(&["ps", "--json", &format!("--local.socket={socket}")]).1;
+    let listed =
+        listed.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an object"));
+    let ours: Vec<_> = listed.filter(|row| row["name"] == new.as_str()).collect();
+    assert_eq!(ours[0]["oom_kills"], 2.0, "{ours:?}");
+    let why = answer(&scene, &["why", &new]);
+    assert!(
+        why.contains("OUT OF MEMORY") && why.contains(&format!("it was {} before", container.name)),
+        "{why}"
+    );
+    let why = answer(&scene, &["why", &container.name]);
+    assert!(why.contains("OUT OF MEMORY") && why.contains(&format!("it is {new} now")), "{why}");
+    let events = answer(&scene, &["events", "--container", &new]);
+    assert_eq!(events.matches("oom kill").count(), 2, "{events}");
+
+    // once it has ended, and while memledger does not run
+    container.docker(&["kill", &container.id]);
+    ledger.ends(&new, "stopped", 1);
+    drop(ledger);
+    rename(&last);
+    let other = scene.run("new", &[], &["hold"]);
+    let why = answer(&scene, &["why", &last]);
+    assert!(why.contains("OUT OF MEMORY") || why.contains("STOPPED"), "{why}");
+    let ledger = scene.start_memledger(&[&scene.state()]);
+    ledger.eventually("the container that took the name", |metrics| {
+        metrics.try_value("memledger_container_info", &[("container_id", &other.id)]).map(drop)
+    });
+    let why = answer(&scene, &["why", &new]);
+    assert!(why.contains("NO KILL OR EXIT KNOWN"), "{why}");
 }

@@ -194,6 +194,8 @@ pub struct PrivateEngine {
     folder: tempfile::TempDir,
     pub engine: Engine,
     child: Option<Child>,
+    /// A containerd that outlives it; else it starts one of its own, and has live-restore.
+    containerd: Option<Child>,
 }
 
 impl PrivateEngine {
@@ -201,7 +203,25 @@ impl PrivateEngine {
     pub fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("mlt-engine-").tempdir().expect("a folder");
         let engine = Engine { socket: folder.path().join("docker.sock"), image: image() };
-        Self { folder, engine, child: None }
+        Self { folder, engine, child: None, containerd: None }
+    }
+
+    /// As [`PrivateEngine::new`], as on a host with systemd by default: it ends its containers, and its containerd is a service.
+    pub fn without_live_restore() -> Self {
+        let mut engine = Self::new();
+        let path = |name: &str| engine.path(name).display().to_string();
+        let config = format!(
+            "version = 2\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\naddress = {:?}\n",
+            path("containerd-root"),
+            path("containerd-state"),
+            path("containerd.sock")
+        );
+        std::fs::write(engine.path("containerd.toml"), config).expect("a file");
+        let log = std::fs::File::create(engine.path("containerd.log")).expect("a log");
+        let command =
+            Command::new("containerd").args(["--config", &path("containerd.toml")]).stderr(log).spawn();
+        engine.containerd = Some(command.expect("containerd starts"));
+        engine
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -241,7 +261,11 @@ impl PrivateEngine {
             .args([option("data-root", "data"), option("exec-root", "exec"), option("pidfile", "pid")])
             .arg(option("config-file", "daemon.json"))
             .arg(format!("--host=unix://{}", self.engine.socket.display()))
-            .args(["--live-restore", "--bridge=none", "--iptables=false", "--ip6tables=false"])
+            .arg(match self.containerd {
+                Some(_) => option("containerd", "containerd.sock"),
+                None => "--live-restore".to_owned(),
+            })
+            .args(["--bridge=none", "--iptables=false", "--ip6tables=false"])
             .args(["--ip-forward=false", "--ip-masq=false"])
             .env_remove("DOCKER_HOST")
             .stdin(Stdio::null())
@@ -274,6 +298,12 @@ impl PrivateEngine {
         run();
     }
 
+    /// Kills the daemon alone.
+    pub fn crash(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        child.kill().and_then(|()| child.wait()).expect("dockerd is killed");
+    }
+
     /// Stops the daemon with SIGTERM, as a service manager does, and waits for its end.
     pub fn stop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
@@ -294,6 +324,9 @@ impl Drop for PrivateEngine {
         }
         if let Some(child) = &mut self.child {
             super::terminate(child);
+        }
+        if let Some(containerd) = &mut self.containerd {
+            super::terminate(containerd);
         }
         // its containerd, if it outlived it: only one that was started below our folder
         let pid_file = self.path("exec/containerd/containerd.pid");

@@ -21,6 +21,7 @@ pub fn subject() -> ContainerRef {
         image: "piper:1.2".into(),
         runtime: "docker".into(),
         started: Some(AT - 11_520.0),
+        ..ContainerRef::default()
     }
 }
 

@@ -8,13 +8,13 @@ use std::time::Duration;
 use bollard::Docker;
 use bollard::errors::Error;
 use bollard::models::{ContainerInspectResponse, ContainerSummary, EventMessage};
-use bollard::query_parameters::EventsOptions;
+use bollard::query_parameters::{EventsOptions, ListContainersOptions};
 use futures_util::{FutureExt, Stream, StreamExt};
 use tracing::Instrument;
 
 use super::events::{DockerEvent, EVENT_TYPES};
 use super::reconcile::{DockerReconciler, ListKind};
-use super::{Allowance, is_unparsable, runtime_call};
+use super::{Allowance, inspect, is_too_large, is_unparsable, runtime_call, with_timeout};
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
 use crate::discover::reconcile::{Responses, Runtime};
@@ -53,6 +53,19 @@ impl<'a> DockerConnection<'a> {
     fn subscribe(&self, until: Option<String>) -> DockerEventStream {
         let since = self.reconciler.resume.events_since(self.reconciler.listed_at);
         Box::pin(self.docker.events(Some(events_options(since, until))))
+    }
+
+    /// Waits until the daemon responds. One that was killed accepts connections at once and responds only once it has ended the containers
+    /// of the process before, up to 10 s later: the events of that must come before the list.
+    ///
+    /// # Errors
+    /// It does not respond in time.
+    async fn await_response(&mut self) -> Result<(), Error> {
+        let any = ListContainersOptions { limit: Some(1), ..Default::default() };
+        match with_timeout(self.docker.list_containers(Some(any))).await {
+            Err(error) if !is_unparsable(&error) && !is_too_large(&error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Applies the events since the last connection, so that the ledger receives them before what the list shows.
@@ -141,6 +154,7 @@ impl Runtime for DockerConnection<'_> {
         let (now, is_first) =
             (Timestamp::now(), self.reconciler.kind == ListKind::First && self.events.is_none());
         if is_first && self.reconciler.resume.has_events() {
+            self.await_response().await?;
             self.apply_missed_events().await;
         }
         let is_full = now.since(self.full_list_at) >= self.list_interval();
@@ -178,8 +192,9 @@ impl Runtime for DockerConnection<'_> {
         timeout: Duration,
     ) -> impl Future<Output = StatusResult<ContainerInspectResponse, Error>> + Send + 'static {
         let (docker, id) = (self.docker.clone(), id.to_owned());
+        let socket = self.reconciler.watcher.endpoint.socket.clone();
         let query = async move {
-            let response = docker.inspect_container(&id, None);
+            let response = inspect(&docker, &socket, &id);
             match tokio::time::timeout(timeout, response).await.unwrap_or(Err(Error::RequestTimeoutError)) {
                 Ok(response) => Ok(Some(response)),
                 Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(None),

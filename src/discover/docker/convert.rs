@@ -146,6 +146,35 @@ pub fn is_recent(listed: &ContainerSummary) -> bool {
         .is_some_and(|status| status.contains("second") || status.contains("About a minute"))
 }
 
+/// Returns whether a listed container ran, does not run, and may have ended within so many seconds, by the text for people in the list.
+pub fn may_have_ended_within(listed: &ContainerSummary, seconds: f64) -> bool {
+    let has_run = !may_run(listed) && listed.state != Some(State::CREATED);
+    has_run && listed.status.as_deref().and_then(least_age).is_none_or(|age| age <= seconds)
+}
+
+/// Returns how many seconds ago a container ended at least, by a text such as `Exited (137) 5 minutes ago`; `None` if that is not known.
+fn least_age(status: &str) -> Option<f64> {
+    let (_, age) = status.split_once(") ")?;
+    let mut words = age.strip_prefix("About ").unwrap_or(age).split(' ');
+    let number = match words.next()? {
+        "Less" => return Some(0.0),
+        "a" | "an" => 1.0,
+        number => number.parse::<f64>().ok()?,
+    };
+    // rounded down, but hours, which are rounded to the nearest
+    let (unit, rounding) = match words.next()?.trim_end_matches('s') {
+        "second" => (1.0, 0.0),
+        "minute" => (60.0, 0.0),
+        "hour" => (3_600.0, 0.5),
+        "day" => (86_400.0, 0.0),
+        "week" => (7.0 * 86_400.0, 0.0),
+        "month" => (30.0 * 86_400.0, 0.0),
+        "year" => (365.0 * 86_400.0, 0.0),
+        _ => return None,
+    };
+    Some((number - rounding) * unit)
+}
+
 /// Converts an API time stamp to Unix time; Docker writes UTC, Podman local time with its offset.
 pub fn unix_seconds(text: &str) -> Option<f64> {
     let time: jiff::Timestamp = text.parse().ok()?;
@@ -179,6 +208,38 @@ mod tests {
         };
         assert_eq!((&*with(&["utility", "gpu"]), &*with(&["compute", "utility", "gpu"])), ("", "all"));
         assert_eq!(of(DeviceRequest { capabilities: None, ..request("", -1, &[]) }), "");
+    }
+
+    #[test]
+    fn age_of_an_end_is_a_lower_bound() {
+        for (status, age) in [
+            ("Exited (0) Less than a second ago", Some(0.0)),
+            ("Exited (137) 9 seconds ago", Some(9.0)),
+            ("Exited (1) About a minute ago", Some(60.0)),
+            ("Exited (1) 59 minutes ago", Some(3_540.0)),
+            ("Exited (1) About an hour ago", Some(1_800.0)),
+            ("Exited (1) 2 hours ago", Some(5_400.0)),
+            ("Exited (1) 3 weeks ago", Some(1_814_400.0)),
+            ("Restarting (1) 2 seconds ago", Some(2.0)),
+            ("Dead", None),
+            ("Exited (1) vor kurzem", None),
+        ] {
+            assert_eq!(least_age(status), age, "{status}");
+        }
+        let listed = |state, status: &str| ContainerSummary {
+            state: Some(state),
+            status: Some(status.into()),
+            ..ContainerSummary::default()
+        };
+        for (listed, wanted) in [
+            (listed(State::EXITED, "Exited (0) 5 seconds ago"), true),
+            (listed(State::EXITED, "Exited (0) 5 minutes ago"), false),
+            (listed(State::DEAD, "Dead"), true),
+            (listed(State::CREATED, "Created"), false),
+            (listed(State::RUNNING, "Up 5 seconds"), false),
+        ] {
+            assert_eq!(may_have_ended_within(&listed, 60.0), wanted, "{listed:?}");
+        }
     }
 
     #[test]

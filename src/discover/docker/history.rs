@@ -98,7 +98,8 @@ async fn inspect_all(
     listed.sort_by_cached_key(|listed| (rank(listed), std::cmp::Reverse(listed.created)));
     let ids: Vec<_> = listed.into_iter().filter_map(|listed| listed.id).collect();
     let mut runs = Vec::new();
-    let inspect = |id: String| async move { docker.inspect_container(&id, None).await };
+    let socket = &watcher.endpoint.socket;
+    let inspect = |id: String| async move { super::inspect(docker, socket, &id).await };
     let unread = query.each(ids, inspect, |response| match response {
         Ok(response) => {
             if let Some(found) = watcher.parse_inspect(response) {

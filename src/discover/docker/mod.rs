@@ -16,6 +16,7 @@ mod connection;
 mod events;
 mod convert;
 mod history;
+mod lenient;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
 mod transport;
@@ -30,7 +31,7 @@ use std::time::Duration;
 
 use bollard::Docker;
 use bollard::errors::Error;
-use bollard::models::ContainerSummary;
+use bollard::models::{ContainerInspectResponse, ContainerSummary};
 use bollard::query_parameters::ListContainersOptions;
 use tracing::Instrument;
 
@@ -193,6 +194,14 @@ async fn with_timeout<T>(response: impl Future<Output = Result<T, Error>>) -> Re
     tokio::time::timeout(RESPONSE_TIMEOUT, response).await.unwrap_or(Err(Error::RequestTimeoutError))
 }
 
+/// Inspects a container; see [`lenient`].
+async fn inspect(docker: &Docker, socket: &Path, id: &str) -> Result<ContainerInspectResponse, Error> {
+    match docker.inspect_container(id, None).await {
+        Err(error) if is_unparsable(&error) => lenient::inspect(socket, id).await,
+        other => other,
+    }
+}
+
 /// Returns whether a response could not be parsed.
 fn is_unparsable(error: &Error) -> bool {
     matches!(error, Error::JsonDataError { .. } | Error::JsonSerdeError { .. })
@@ -275,11 +284,16 @@ impl<'a> Watcher<'a> {
         let filters = (ids.len() <= MAX_LISTED_IDS).then(|| HashMap::from([("id".to_owned(), ids)]));
         let some = ListContainersOptions { filters, ..Default::default() };
         let call = runtime_call(self.endpoint.runtime, "list");
-        with_timeout(docker.list_containers(Some(some))).instrument(call).await
+        match with_timeout(docker.list_containers(Some(some))).instrument(call).await {
+            // of all that run: these are among them
+            Err(error) if is_unparsable(&error) => {
+                with_timeout(lenient::list(&self.endpoint.socket, "")).await
+            }
+            other => other,
+        }
     }
 
-    /// Lists all containers. If a stopped one cannot be parsed, or the response is too large, lists only the running ones.
-    /// Calls `on_oversized` if it was too large.
+    /// Lists all containers. If the response is too large, lists only the running ones, and calls `on_oversized`.
     async fn list_all(
         &self,
         docker: &Docker,
@@ -288,10 +302,11 @@ impl<'a> Watcher<'a> {
         let all = ListContainersOptions { all: true, ..Default::default() };
         let call = runtime_call(self.endpoint.runtime, "list");
         match with_timeout(docker.list_containers(Some(all))).instrument(call).await {
-            Err(error) if is_unparsable(&error) || is_too_large(&error) => {
-                if is_too_large(&error) {
-                    on_oversized();
-                }
+            Err(error) if is_unparsable(&error) => {
+                with_timeout(lenient::list(&self.endpoint.socket, "all=true")).await
+            }
+            Err(error) if is_too_large(&error) => {
+                on_oversized();
                 tracing::debug!(runtime = self.endpoint.runtime, %error, "listing stopped containers failed");
                 with_timeout(docker.list_containers(None::<ListContainersOptions>)).await
             }

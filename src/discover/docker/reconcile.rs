@@ -14,7 +14,7 @@ use bollard::errors::Error;
 use bollard::models::{ContainerInspectResponse, ContainerSummary};
 
 use super::connection::DockerConnection;
-use super::convert::{Inspected, is_recent, may_run};
+use super::convert::{Inspected, is_recent, may_have_ended_within, may_run};
 use super::events::{Action, DockerEvent};
 use super::{DockerResumeState, Watcher, is_too_large};
 use crate::clock::Timestamp;
@@ -50,12 +50,30 @@ pub struct DockerReconciler<'a> {
     oversized: HashSet<ContainerId>,
     /// Containers that started or were renamed since they were listed, or could not be inspected.
     pub(super) changed: HashSet<ContainerId>,
+    /// Unix time up to which the events of this socket are known; `None` if it is new to the ledger.
+    absent_since: Option<f64>,
+    /// Containers whose end was among the events since then.
+    reported_ends: HashSet<ContainerId>,
 }
 
 impl<'a> DockerReconciler<'a> {
     pub fn new(watcher: &'a Watcher<'a>, resume: &'a mut DockerResumeState) -> Self {
         let (kind, listed_at) = (ListKind::First, Timestamp::now());
-        Self { watcher, resume, kind, listed_at, oversized: HashSet::new(), changed: HashSet::new() }
+        let absent_since = resume.since;
+        let (oversized, changed, reported_ends) = (HashSet::new(), HashSet::new(), HashSet::new());
+        Self { watcher, resume, kind, listed_at, oversized, changed, absent_since, reported_ends }
+    }
+
+    /// Returns whether a container may have ended while no events were read, without an event: the engine keeps few, and a health check is
+    /// three of them.
+    fn may_have_ended_unnoticed(&self, listed: &ContainerSummary) -> bool {
+        let absence = self.absent_since.map(|since| self.listed_at.unix_seconds() - since);
+        let is_recent =
+            absence.is_some_and(|absence| may_have_ended_within(listed, absence + EVENT_DELAY_SECONDS));
+        let id = listed.id.as_deref().map(ContainerId::new);
+        self.kind == ListKind::First
+            && is_recent
+            && id.is_some_and(|id| !self.reported_ends.contains(&id) && !self.resume.open.contains(&id))
     }
 
     fn publish(&mut self, runtime_event: RuntimeEvent) {
@@ -65,7 +83,8 @@ impl<'a> DockerReconciler<'a> {
         self.watcher.source.publish([runtime_event]);
     }
 
-    /// Returns the containers to inspect with a list: what is new, and with a full one what ran before and does not run now.
+    /// Returns the containers to inspect with a list: what is new, with a full one what ran before and does not run now, and with the first
+    /// one what may have ended unnoticed.
     pub fn wanted(&self, list: &[ContainerSummary]) -> Vec<(String, bool)> {
         let running: HashSet<_> =
             list.iter().filter(|listed| may_run(listed)).filter_map(|listed| listed.id.as_deref()).collect();
@@ -74,7 +93,9 @@ impl<'a> DockerReconciler<'a> {
         let open = self.resume.open.iter().filter(|_| self.kind != ListKind::Changed);
         let ended = open.filter(|id| !running.contains(id.as_str()) && !self.oversized.contains(id));
         let ended = ended.map(|id| id.as_str().to_owned());
-        new.chain(ended).map(|id| (id, true)).collect()
+        let unnoticed = list.iter().filter(|listed| self.may_have_ended_unnoticed(listed));
+        let unnoticed = unnoticed.filter_map(|listed| listed.id.clone());
+        new.chain(ended).chain(unnoticed).map(|id| (id, true)).collect()
     }
 
     /// Returns whether a listed container is to be inspected: it runs, and its start is not known or may be another one.
@@ -107,11 +128,20 @@ impl<'a> DockerReconciler<'a> {
                 self.publish(record.event(at, EventKind::Exists));
             }
             there.insert(id.clone());
+            if self.may_have_ended_unnoticed(listed) {
+                if let Some(response) = responses.remove(id.as_str())
+                    && let Ok(Some(found)) = self.read_inspect(&id, response)
+                {
+                    self.publish_unnoticed_run(&found);
+                }
+                continue;
+            }
             if !may_run(listed) || ended.contains(&id) {
                 continue;
             }
             match responses.remove(id.as_str()).map(|response| self.read_inspect(&id, response)) {
                 Some(Ok(Some(found))) if found.is_running => {
+                    self.end_run_before(&found);
                     if let Some(runtime_event) = found.running() {
                         self.publish(runtime_event);
                     }
@@ -153,6 +183,27 @@ impl<'a> DockerReconciler<'a> {
             self.resume.own = present;
         }
         self.watcher.set_connection(ConnectionState::Up);
+    }
+
+    /// Publishes the last run of a container that began or ended while no events were read.
+    fn publish_unnoticed_run(&mut self, found: &Inspected) {
+        let Some((started, ended)) = found.record.started.zip(found.finished) else { return };
+        if !found.is_running && self.absent_since.is_some_and(|since| ended > since) {
+            let ended = ended.max(started); // a start is recorded when the program runs, and it may have ended by then
+            self.publish(found.record.event(started, EventKind::Running { pid: None }));
+            self.publish(found.record.event(ended, found.ended()));
+        }
+    }
+
+    /// Publishes the end of the run before the one that runs, if no event of it was read: its time is known, its exit code is not.
+    fn end_run_before(&mut self, found: &Inspected) {
+        let Some((started, ended)) = found.record.started.zip(found.finished) else { return };
+        let id = &found.record.id;
+        let was_open = self.resume.open.contains(id) && !self.reported_ends.contains(id);
+        let is_unnoticed = self.absent_since.is_some_and(|since| ended > since);
+        if self.kind == ListKind::First && was_open && is_unnoticed && ended < started {
+            self.publish(found.record.event(ended, UNKNOWN_END));
+        }
     }
 
     fn add_unless_known(&self, record: Option<ContainerRecord>) {
@@ -198,6 +249,7 @@ impl<'a> DockerReconciler<'a> {
             Action::Die | Action::Remove => {
                 self.changed.remove(&event.id);
                 self.watcher.source.end_run(&event.id, event.at, None);
+                self.reported_ends.insert(event.id.clone());
                 return Some(event.id);
             }
             Action::Create | Action::Oom | Action::Kill | Action::Stop => {}

@@ -29,8 +29,10 @@ use tokio::net::UnixStream;
 use super::RESPONSE_TIMEOUT;
 use crate::host::bounds::{DOCKER_EVENT, DOCKER_INSPECT, DOCKER_LIST};
 
-const MAX_LIST_BYTES: usize = DOCKER_LIST.max_bytes;
-const MAX_INSPECT_BYTES: usize = DOCKER_INSPECT.max_bytes;
+/// Largest list of containers.
+pub const MAX_LIST_BYTES: usize = DOCKER_LIST.max_bytes;
+/// Largest inspect.
+pub const MAX_INSPECT_BYTES: usize = DOCKER_INSPECT.max_bytes;
 const MAX_EVENT_BYTES: usize = DOCKER_EVENT.max_bytes;
 /// hyper's read buffer, which may hold whole events.
 const READ_AHEAD_BYTES: usize = 64 << 10;
@@ -57,7 +59,8 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    fn new(limit: usize) -> Arc<Self> {
+    /// Creates one of so many bytes.
+    pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { remaining: AtomicUsize::new(limit), limit })
     }
 
@@ -106,7 +109,7 @@ pub fn client(socket: &Path) -> Result<(Docker, Arc<Allowance>), Error> {
 }
 
 /// Sends one request over a connection of its own.
-async fn send(
+pub async fn send(
     socket: &Path,
     mut request: BollardRequest,
     allowance: Arc<Allowance>,

@@ -320,6 +320,7 @@ pub fn subject_of(container: &ExistingContainer) -> ContainerRef {
         image: Arc::clone(&container.named.image),
         runtime: container.runtime.into(),
         started: container.started,
+        ..ContainerRef::default()
     }
 }
 

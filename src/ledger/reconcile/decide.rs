@@ -163,6 +163,10 @@ impl Reconciler {
                 let Some(victim) = self.decide_victim(pending, now) else { return false };
                 let (scope, when) = (pending.kill.scope, pending.kill.at);
                 self.totals.count_kill(&subject.identity, victim, scope, when);
+                if let Some(id) = pending.container.clone().filter(|id| self.containers.get(id).is_some()) {
+                    self.containers.modify(&id).count_kill(when);
+                }
+                let pending = &self.pending[at];
                 let mut number_in_run = None;
                 if let (Some(id), Some(number)) = (&pending.container, pending.run)
                     && let Some(run) = self.containers.modify(id).run_mut(number)
@@ -365,9 +369,11 @@ impl Reconciler {
     fn update_exit(&self, exit: &mut Exit, id: &ContainerId) {
         let Some(run) = self.containers.get(id).and_then(|state| state.run_ended_at(exit.at)) else { return };
         exit.oom_kills = exit.oom_kills.max(run.kills);
-        if exit.exit_code.is_none() && run.exit_code.is_some() {
-            exit.exit_code = run.exit_code;
-            exit.stop_signals = run.stop_signals_before(exit.at).collect();
+        let stop_signals: Vec<_> = run.stop_signals_before(exit.at).collect();
+        if exit.exit_code.is_none() && run.exit_code.is_some() || stop_signals.len() > exit.stop_signals.len()
+        {
+            exit.exit_code = exit.exit_code.or(run.exit_code);
+            exit.stop_signals = stop_signals;
             exit.evidence = runtime_evidence(&exit.subject, run, exit.at);
         }
     }

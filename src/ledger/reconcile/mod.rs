@@ -38,7 +38,7 @@ use crate::config::Filter;
 use crate::discover::{CgroupMaker, ContainerId, EventKind, PathClaim, RuntimeEvent};
 use crate::events::{GpuError, Kill, KillOwner, LedgerEvent};
 use crate::ledger::container_state::RunTransition;
-use crate::ledger::container_table::ContainerTable;
+use crate::ledger::container_table::{ContainerTable, Renaming};
 use crate::ledger::exchange::CycleReport;
 use crate::ledger::interval::{Interval, LOG_DELAY, LogClock, Written};
 use crate::ledger::sources::cgroup_oom_events::CounterReading;
@@ -325,6 +325,7 @@ impl Reconciler {
         for transition in self.containers.apply_cycle(now, report) {
             self.apply_transition(now, transition);
         }
+        self.apply_renamed(now);
         self.note_seen_victims(report);
         self.count_starts(now);
         for (container, usage) in std::iter::zip(&report.inventory.containers, &report.containers) {
@@ -373,6 +374,7 @@ impl Reconciler {
                 self.apply_transition(now, transition);
             }
         }
+        self.apply_renamed(now);
         self.count_starts(now);
     }
 
@@ -380,6 +382,36 @@ impl Reconciler {
     fn count_starts(&mut self, now: Timestamp) {
         for (identity, starts) in self.containers.take_named_starts(now) {
             (0..starts).for_each(|_| self.totals.count_start(&identity, now.unix_seconds()));
+        }
+    }
+
+    /// Gives containers their new names in what is undecided, and in their events and runs in the store. Counts stay with the name
+    /// that they happened under, but for a short id.
+    fn apply_renamed(&mut self, now: Timestamp) {
+        for Renaming { id, before, is_first } in self.containers.take_renamed() {
+            let Some(state) = self.containers.get(&id) else { continue };
+            let identity = state.identity.clone();
+            let is_counted = before.is_some_and(|before| is_first && self.totals.move_to(&before, &identity));
+            let gaps = self.settled_gaps.iter_mut().map(|(_, pending)| (pending, true));
+            for (pending, is_settled) in self.pending.iter_mut().map(|pending| (pending, false)).chain(gaps) {
+                let is_its = pending.container.as_ref() == Some(&id);
+                if let KillOwner::Container(subject) = &mut pending.kill.owner
+                    && is_its
+                {
+                    subject.rename(&identity);
+                    if !is_settled {
+                        self.totals.set_last_kill(&identity, pending.kill.at, now.unix_seconds());
+                    }
+                }
+            }
+            let exits = self.pending_exits.iter_mut().map(|pending| (&pending.id, &mut pending.exit.subject));
+            exits.filter(|(of, _)| **of == id).for_each(|(_, subject)| subject.rename(&identity));
+            let ooms = self.cuda_ooms.pending.iter_mut().map(|pending| &mut pending.event.subject);
+            ooms.filter(|subject| *subject.container_id == *id.as_str())
+                .for_each(|subject| subject.rename(&identity));
+            if !is_first || is_counted {
+                self.changes.rename(id, identity);
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! What a step changes in the store, and the figures that are published. Pure.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use super::{ANY_SOCKET, AccountingCheckpoint, MAX_EVENT_DELAY, MAX_LIVE_EVENT_DELAY, Reconciler};
@@ -113,7 +113,16 @@ impl Reconciler {
     pub fn figures(&self, now: Timestamp) -> LedgerFigures {
         let shown_since = now.unix_seconds() - self.config.keep_ended.as_secs_f64();
         let mut shown: Vec<(f64, &Identity)> = Vec::new();
+        let mut of_former_names: HashMap<&Identity, (u64, Option<f64>)> = HashMap::new();
         for (_, state) in self.containers.iter().filter(|(_, state)| !state.hidden) {
+            // what was counted under a former name is shown as that of a container that ended then
+            let former = state.former.iter().filter(|(until, _)| *until > shown_since);
+            shown.extend(former.map(|(until, name)| (*until, name)));
+            if state.former_kills > 0 {
+                let (kills, last) = of_former_names.entry(&state.identity).or_default();
+                *kills += state.former_kills;
+                *last = last.iter().copied().chain(state.last_kill).reduce(f64::max);
+            }
             let until = match &state.run {
                 Some(run) => run.ended.unwrap_or(f64::INFINITY),
                 // one of its processes was killed before it was seen running
@@ -132,7 +141,14 @@ impl Reconciler {
             // of a clock that was wrong; an alert on it would last until then
             let past = |at: Option<f64>| at.filter(|at| *at <= latest);
             let (last_kill, last_cuda_oom) = (past(figures.last_kill), past(figures.last_cuda_oom));
-            ContainerFigures { last_kill, last_cuda_oom, ..figures }
+            let (former_kills, former_last_kill) = of_former_names.get(name).copied().unwrap_or_default();
+            ContainerFigures {
+                last_kill,
+                last_cuda_oom,
+                former_kills,
+                former_last_kill: past(former_last_kill),
+                ..figures
+            }
         };
         let containers: BTreeMap<&Identity, ContainerFigures> =
             shown.into_iter().map(|(_, name)| (name, figures(name))).collect();

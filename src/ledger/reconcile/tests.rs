@@ -84,6 +84,10 @@ impl MemoryStore {
             rows.add((*kind).to_owned(), key.clone(), value.clone());
         }
         self.contents = LedgerState::of_rows(rows);
+        for (id, identity) in changes.renames {
+            let subjects = self.events.values_mut().filter_map(LedgerEvent::subject_mut);
+            subjects.filter(|it| *it.container_id == *id.as_str()).for_each(|it| it.rename(&identity));
+        }
         self.events.extend(changes.events.into_iter().filter_map(|(id, event)| Some((id, event?))));
         self.runs.extend(changes.runs);
         self.contents.unsettled = self.events.values().filter(|event| !event.settled()).cloned().collect();

@@ -28,7 +28,9 @@ use std::time::Duration;
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 use crate::clock::{ClockStep, MIN_CLOCK_STEP, Timestamp};
-use crate::events::LedgerEvent;
+use crate::discover::ContainerId;
+use crate::events::{Identity, LedgerEvent};
+use crate::runs::RunRecord;
 pub use error::StoreError;
 use lock::Lock;
 pub use reader::{EventReader, SettledEvents, StoreReader};
@@ -44,8 +46,8 @@ pub const FILE: &str = "ledger.sqlite3";
 /// Suffixes of files that were moved aside.
 const DAMAGED: &str = "corrupt";
 const OLDER: &str = "older";
-/// Maximum number of events that a correction of times reads into memory at once.
-const CORRECTED_AT_ONCE: i64 = 100;
+/// Maximum number of rows that a correction of times or a new name reads into memory at once.
+const CHANGED_AT_ONCE: i64 = 100;
 
 /// Selects events.
 #[derive(Clone, Debug, Default)]
@@ -210,7 +212,7 @@ fn correct_times(transaction: &Transaction<'_>, first_id: u64, step: &ClockStep)
             .prepare(
                 "SELECT id, body FROM events WHERE id >= ?1 AND at BETWEEN ?2 AND ?3 ORDER BY id LIMIT ?4",
             )?
-            .query_map(params![signed(next), since, until, CORRECTED_AT_ONCE], |row| {
+            .query_map(params![signed(next), since, until, CHANGED_AT_ONCE], |row| {
                 Ok((row.get(0)?, row.get(1)?))
             })?
             .collect::<Result<_, _>>()?;
@@ -226,6 +228,42 @@ fn correct_times(transaction: &Transaction<'_>, first_id: u64, step: &ClockStep)
     let sql = "UPDATE runs SET ended = ended + ?1, body = json_set(body, '$.ended', ended + ?1) \
                WHERE json_valid(body) AND id >= ?2 AND ended BETWEEN ?3 AND ?4";
     transaction.execute(sql, params![step.seconds(), signed(first_id), since, until]).map(drop)
+}
+
+/// Gives a container another name in its events and runs.
+fn rename(transaction: &Transaction<'_>, id: &ContainerId, identity: &Identity) -> rusqlite::Result<()> {
+    let rows = |table: &str, after: i64| -> rusqlite::Result<Vec<(i64, String)>> {
+        transaction
+            .prepare(&format!(
+                "SELECT id, body FROM {table} WHERE container_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3"
+            ))?
+            .query_map(params![id.as_str(), after, CHANGED_AT_ONCE], |row| Ok((row.get(0)?, row.get(1)?)))?
+            .collect()
+    };
+    let mut last = i64::MIN;
+    loop {
+        let read = rows("events", last)?;
+        let Some((newest, _)) = read.last() else { break };
+        last = *newest;
+        let renamed = read.into_iter().filter_map(|(_, body)| {
+            let mut event: LedgerEvent = serde_json::from_str(&body).ok()?;
+            event.subject_mut()?.rename(identity);
+            Some(event)
+        });
+        write_events(transaction, &renamed.collect::<WriteBatch>().events)?;
+    }
+    last = i64::MIN;
+    loop {
+        let read = rows("runs", last)?;
+        let Some((newest, _)) = read.last() else { return Ok(()) };
+        last = *newest;
+        let renamed = read.into_iter().filter_map(|(row, body)| {
+            let mut run: RunRecord = serde_json::from_str(&body).ok()?;
+            run.rename(identity);
+            Some((unsigned(row), run))
+        });
+        runs::write(transaction, &renamed.collect())?;
+    }
 }
 
 fn move_from_future(connection: &mut Connection, now_unix: f64) -> rusqlite::Result<usize> {
@@ -264,6 +302,9 @@ fn write(connection: &mut Connection, batch: &WriteBatch) -> rusqlite::Result<()
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for (first_id, step) in &batch.corrections {
         correct_times(&transaction, *first_id, step)?;
+    }
+    for (id, identity) in &batch.renames {
+        rename(&transaction, id, identity)?;
     }
     write_events(&transaction, &batch.events)?;
     runs::write(&transaction, &batch.runs)?;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use rusqlite::types::Value;
-use rusqlite::{Connection, Row, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 
 use super::{Query, limit};
 use crate::discover::Identity;
@@ -70,6 +70,8 @@ impl Condition {
                 // a container named `cafe` is meant by that name, and not all whose id begins so
                 if connection.query_row(known, [name], |row| row.get(0))? {
                     ("container_name = ?2 AND at >= ?1", vec![since, text(name)])
+                } else if let Some(id) = named_before(connection, name)? {
+                    ("container_id = ?2 AND at >= ?1", vec![since, Value::Text(id)])
                 } else {
                     let end = format!("{name}\u{10ffff}");
                     let sql = "container_id >= ?2 AND container_id < ?3 AND at >= ?1";
@@ -97,6 +99,13 @@ impl Condition {
         let values = self.values.iter().cloned().chain(more).collect();
         (sql.replace("{}", &self.sql), values)
     }
+}
+
+/// Returns the id of the container that had this name last before it was renamed.
+fn named_before(connection: &Connection, name: &str) -> rusqlite::Result<Option<String>> {
+    let sql = "SELECT container_id FROM events, json_each(body, '$.former_names') WHERE container_id IS NOT NULL \
+               AND json_valid(body) AND json_each.value = ?1 ORDER BY at DESC LIMIT 1";
+    connection.query_row(sql, [name], |row| row.get(0)).optional()
 }
 
 /// Returns ids and stored JSON of the newest selected events, oldest first.
@@ -141,7 +150,7 @@ pub fn containers(connection: &Connection, max: usize) -> rusqlite::Result<Vec<C
             container_id: text(1)?,
             image: text(4)?,
             runtime: text(5)?,
-            started: None,
+            ..ContainerRef::default()
         })
     };
     statement.query_map([limit(max)], container)?.collect()

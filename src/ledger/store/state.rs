@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 
 use crate::clock::ClockStep;
 use crate::discover::ContainerId;
-use crate::events::{Identity, LedgerEvent};
+use crate::events::{ContainerRef, Identity, LedgerEvent};
 use crate::gpu_state::gpu_count::GpuCount;
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
@@ -81,6 +81,8 @@ pub struct WriteBatch {
     pub state: StateChanges,
     /// Corrections of the times of the stored events from an id on, and of the runs that ended with them; before all else.
     pub corrections: Vec<(u64, ClockStep)>,
+    /// New names of containers, for their stored events and runs.
+    pub renames: BTreeMap<ContainerId, Identity>,
 }
 
 impl FromIterator<LedgerEvent> for WriteBatch {
@@ -116,15 +118,31 @@ impl WriteBatch {
 
     /// Returns true if there is nothing to write.
     pub fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.runs.is_empty() && self.state.is_empty() && self.corrections.is_empty()
+        self.events.is_empty()
+            && self.runs.is_empty()
+            && self.state.is_empty()
+            && self.corrections.is_empty()
+            && self.renames.is_empty()
     }
 
     /// Adds later changes.
     pub fn merge(&mut self, later: WriteBatch) {
+        for (id, identity) in later.renames {
+            self.rename(id, identity);
+        }
         self.events.extend(later.events);
         self.runs.extend(later.runs);
         self.state.extend(later.state);
         self.corrections.extend(later.corrections);
+    }
+
+    /// Gives a container another name in its events and runs, in these changes and in the store.
+    pub fn rename(&mut self, id: ContainerId, identity: Identity) {
+        let is_its = |subject: &ContainerRef| *subject.container_id == *id.as_str();
+        let subjects = self.events.values_mut().flatten().filter_map(LedgerEvent::subject_mut);
+        subjects.filter(|subject| is_its(subject)).for_each(|subject| subject.rename(&identity));
+        self.runs.values_mut().filter(|run| is_its(&run.subject)).for_each(|run| run.rename(&identity));
+        self.renames.insert(id, identity);
     }
 
     /// Corrects the times of these changes, and of the stored events from this id on: the clock was set.

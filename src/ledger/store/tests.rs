@@ -21,6 +21,8 @@ use crate::ledger::reconcile::{AccountingCheckpoint, PersistedKill};
 use crate::ledger::totals::{ContainerCounters, Total};
 
 const NOW: Duration = Duration::ZERO;
+/// Another test may be starting a program, which holds the lock of a closed store until it has begun.
+const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 /// Environment variable with the directory in which this test binary acts as the writer that is killed.
 const WRITER: &str = "MEMLEDGER_TEST_STORE_WRITER";
 /// Environment variable with the number of its commits; without it, it never stops.
@@ -33,6 +35,7 @@ fn subject(name: &str, id: char) -> ContainerRef {
         image: "piper:1".into(),
         runtime: "docker".into(),
         started: Some(1000.5),
+        ..ContainerRef::default()
     }
 }
 
@@ -137,7 +140,7 @@ fn text(state: &LedgerState) -> String {
 }
 
 fn open(directory: &Path) -> OpenedStore {
-    Store::open(directory, NOW).unwrap()
+    Store::open(directory, CLOSED_WITHIN).unwrap()
 }
 
 /// Returns the bytes of all files of a directory except the lock.
@@ -254,6 +257,34 @@ fn finds_events_by_time_name_and_id_prefix() {
     assert_eq!(found(None, Some(&"a".repeat(64)), 10), [1]);
     assert_eq!(found(Some(301.0), Some("late"), 10), [0; 0]);
     assert_eq!(found(None, Some("' OR 1"), 10), [0; 0]);
+}
+
+#[test]
+fn renamed_container_keeps_its_events_and_runs() {
+    let mut store = Store::in_memory().unwrap();
+    let run = RunRecord { subject: subject("old", 'a'), group: "old".into(), ..RunRecord::default() };
+    let mut batch = changes((1..=250).map(|id| exit(id, id as f64, "old", 'a')));
+    batch.put_event(exit(251, 251.0, "other", 'b'));
+    batch.runs.insert(1, run);
+    store.commit(&batch).unwrap();
+    let mut later = WriteBatch::default();
+    later.rename(ContainerId::new(&"a".repeat(64)), Identity::named("new"));
+    later.merge(changes([exit(252, 252.0, "new", 'a')]));
+    store.commit(&later).unwrap();
+    let found = |name: &str| {
+        let query = Query { container: Some(name.to_owned()), ..Query::default() };
+        store.reader().events(&query).unwrap()
+    };
+    let all: Vec<u64> = (1..=250).chain([252]).collect();
+    assert_eq!((ids(&found("new")), ids(&found("old"))), (all.clone(), all), "also by the name before");
+    assert_eq!(ids(&found("other")), [251]);
+    assert_eq!(found("new")[0].subject().unwrap().former_names, ["old".into()]);
+    let runs = store.reader().runs(&RunQuery::default()).unwrap();
+    assert_eq!((&*runs[0].subject.identity.name, &*runs[0].group), ("new", "old"));
+    // one that takes the name is meant by it
+    store.commit(&changes([exit(253, 253.0, "old", 'c')])).unwrap();
+    let query = Query { container: Some("old".to_owned()), ..Query::default() };
+    assert_eq!(ids(&store.reader().events(&query).unwrap()), [253]);
 }
 
 #[test]

@@ -257,3 +257,52 @@ fn old_events_are_reported_once_and_change_no_newer_run() {
         assert_eq!(counts(source), (1, 0), "it started after that");
     });
 }
+
+#[test]
+fn end_without_an_event_while_memledger_was_away_is_reported_once_with_its_time_and_code() {
+    let source = RuntimeState::new("docker", Arc::default());
+    watcher_on(&source, |watcher| {
+        let exited = |id: &str, status: &str| ContainerSummary { state: Some(EXITED), ..listed(id, status) };
+        let list = [
+            exited("a", "Exited (7) 2 seconds ago"),
+            exited("b", "Exited (7) 3 months ago"),
+            exited("c", "Exited (7) 3 seconds ago"),
+            exited("d", "Exited (7) 3 seconds ago"),
+        ];
+        let began = r#""StartedAt": "1970-01-01T00:00:10Z", "#;
+        let ran = format!("{began}{STOPPED}");
+        for (since, expected) in [(Some(15.0), 2), (Some(25.0), 0), (None, 0)] {
+            let mut resume = DockerResumeState::new(since, HashSet::new());
+            let mut reconciler = DockerReconciler::new(&watcher, &mut resume);
+            reconciler.listed_at = Timestamp::now().moved_to(30.0);
+            reconciler.reported_ends.insert(id("d"));
+            let wanted = reconciler.list(ListKind::First, &list, &[("a", &ran), ("c", &ran)]);
+            assert_eq!(wanted.len(), usize::from(since.is_some()) * 2, "{since:?}: {wanted:?}");
+            let events = source.drain_events();
+            let ends: Vec<_> = events.iter().filter(|event| event.what == OOM_KILLED).collect();
+            assert_eq!(ends.len(), expected, "{since:?}");
+            assert!(ends.iter().all(|event| event.at == 20.0 && event.named.is_some()));
+            assert_eq!(reconciler.list(ListKind::Full, &list, &[]), [""; 0], "once");
+            assert!(source.drain_events().iter().all(|event| event.what != OOM_KILLED));
+        }
+    });
+}
+
+#[test]
+fn run_that_a_policy_replaced_while_memledger_was_away_ended_at_its_own_time() {
+    let source = RuntimeState::new("docker", Arc::default());
+    watcher_on(&source, |watcher| {
+        let again = r#""Running": true, "Pid": 42, "StartedAt": "1970-01-01T00:00:21Z", "FinishedAt": "1970-01-01T00:00:20Z""#;
+        for is_reported in [false, true] {
+            let mut resume = DockerResumeState::new(Some(15.0), HashSet::from([id("a")]));
+            let mut reconciler = DockerReconciler::new(&watcher, &mut resume);
+            reconciler.reported_ends.extend(is_reported.then(|| id("a")));
+            reconciler.list(ListKind::First, &[listed("a", "Up 9 seconds")], &[("a", again)]);
+            let events: Vec<_> =
+                source.drain_events().into_iter().map(|event| (event.at, event.what)).collect();
+            let ended = (20.0, UNKNOWN);
+            assert_eq!(events.contains(&ended), !is_reported);
+            assert_eq!(events.last(), Some(&(21.0, RUNNING)));
+        }
+    });
+}

@@ -394,3 +394,23 @@ fn kill_ended_a_container_that_no_cycle_saw_and_whose_exit_is_reported_late() {
     }
     assert_eq!((story.counted("a"), story.reasons('a')), ((1, 0), vec![Some(ExitReason::OomContainer)]));
 }
+
+/// Docker reports what ended while it was halted, or while its containerd was away, with the time at which it goes on.
+#[test]
+fn end_that_is_reported_long_after_the_last_process_has_the_time_of_that() {
+    for (code, reason) in [(Some(3), ExitReason::Error), (Some(0), ExitReason::Unknown)] {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        story.usage.has_all_processes = true;
+        for second in [5.0, 6.0, 40.0, 79.0] {
+            story.cycle(second, &[('a', Some(0.1))], &[("docker", true)]);
+            story.settle(second);
+        }
+        story.event('a', 80.0, ended(code));
+        for at in [80.0, 84.0, 96.0] {
+            story.settle(at);
+        }
+        let exit = story.exits('a').remove(0);
+        assert_eq!((exit.reason, exit.at), (Some(reason), story.at(5.0).unix_seconds()));
+    }
+}

@@ -409,6 +409,90 @@ fn new_name_has_own_counts_but_temporary_compose_name_does_not() {
         story.settle(at);
     }
     assert_eq!((story.counted("a"), story.counted("train")), ((0, 2), (0, 1)));
+    // the parts sum to the total, and the container's own history has its name
+    let shown = |name: &str, at: f64| {
+        let figures = story.reconciler.figures(story.at(at));
+        let of = figures.containers.into_iter().find(|it| &*it.identity.name == name)?;
+        Some((of.kills.as_flattened().iter().sum::<u64>(), of.former_kills, of.former_last_kill.is_some()))
+    };
+    assert_eq!((shown("a", 23.0), shown("train", 23.0)), (Some((2, 0, false)), Some((1, 2, true))));
+    assert_eq!(shown("a", 90.0), None, "as a container that ended");
+    let names = story.store.kills().map(|kill| match &kill.owner {
+        KillOwner::Container(subject) => (subject.identity.name.to_string(), subject.former_names.concat()),
+        owner => panic!("{owner:?}"),
+    });
+    assert_eq!(names.collect::<Vec<_>>(), vec![("train".to_owned(), "a".to_owned()); 3]);
+}
+
+#[test]
+fn stop_is_known_with_its_signal_whenever_its_events_come() {
+    let stop = |signal| EventKind::SignalRequested { signal };
+    // the order of 20.10, that of 28 and 29, and events that come after a list has shown the end
+    for (is_late, order) in [(false, [15, 9, 0, -1]), (false, [15, 9, -1, 0]), (true, [0, 15, 9, -1])] {
+        let mut story = Story::new();
+        story.event('a', 1.0, EventKind::Started);
+        for (number, what) in order.into_iter().enumerate() {
+            let at = 20.0 + 0.01 * number as f64;
+            let at = if is_late { [20.02, 20.0, 20.01, 20.03][number] } else { at };
+            let what = match what {
+                0 => EventKind::Ended { exit_code: KILLED, oom_flag: None },
+                -1 => stop(None),
+                signal => stop(Some(signal)),
+            };
+            story.late_event('a', at, 20.1, what);
+        }
+        for at in [20.1, 23.0, 30.0, 60.0] {
+            story.settle(at);
+        }
+        let exits = story.store.exits_of(&id('a'));
+        let (reason, signal) = (exits[0].reason, exits[0].requested_signal());
+        assert_eq!((exits.len(), reason, signal), (1, Some(ExitReason::Stopped), Some(9)), "{order:?}");
+        assert!(!exits[0].stop_signals.contains(&None), "{:?}", exits[0].stop_signals);
+    }
+}
+
+#[test]
+fn kill_counted_under_a_short_id_moves_to_the_name_that_becomes_known() {
+    for is_settled in [true, false] {
+        let mut story = Story::new();
+        story.kill_in('a', 1.0, 1);
+        story.settle(1.0);
+        story.settle(4.5);
+        if is_settled {
+            story.settle(20.0);
+            assert_eq!(story.counted("aaaaaaaaaaaa"), (0, 1));
+        }
+        story.restart(21.0);
+        story.event('a', 21.0, running(7));
+        story.settle(21.0);
+        story.settle(40.0);
+        assert_eq!((story.counted("aaaaaaaaaaaa"), story.counted("a")), ((0, 0), (0, 1)), "{is_settled}");
+        let figures = story.reconciler.figures(story.at(40.0));
+        let shown: Vec<_> =
+            figures.containers.iter().map(|it| (&*it.identity.name, it.last_kill.is_some())).collect();
+        assert_eq!(shown, [("a", true)]);
+        assert_eq!(story.owner().as_deref(), Some("a"));
+    }
+}
+
+#[test]
+fn renamed_container_that_is_forgotten_has_its_name_in_the_store() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill_in('a', 1.0, 71);
+    story.end('a', 1.1, KILLED);
+    for at in [1.0, 7.0, 20.0, 4_000.0] {
+        story.settle(at);
+    }
+    let details = ContainerDetails { name: "old".into(), labels_match: true, ..ContainerDetails::default() };
+    story.named_event('a', 4_001.0, 4_001.0, Some(details), EventKind::Renamed);
+    story.settle(4_001.0);
+    let exits = story.store.exits_of(&id('a'));
+    assert_eq!(
+        (&*exits[0].subject.identity.name, &*exits[0].subject.former_names),
+        ("old", &["a".into()][..])
+    );
+    assert_eq!(story.owner().as_deref(), Some("old"));
 }
 
 #[test]
