@@ -1,7 +1,7 @@
 """The shipped rules in time-lapse: every duration is divided by one factor, and nothing else is changed.
 
-An alert that waits for 15 minutes over a window of an hour is too slow for a demo of five minutes. Divided are: `for`, ranges,
-offsets, the horizon of predict_linear, and the seconds with which an age (`time() - ...`) is compared. Everything else stays the same,
+An alert that waits for 15 minutes over a window of an hour is too slow for a demo of five minutes. Divided are: `for`, ranges, steps of
+subqueries, offsets, the horizon of predict_linear, and the seconds with which an age (`time() - ...`) is compared. Everything else stays the same,
 byte for byte: names, thresholds, texts. A factor of 1 returns the file unchanged.
 
 The files are processed as text, because nothing else may change, with just enough of YAML and PromQL for them. Unsupported constructs
@@ -22,7 +22,7 @@ MILLIS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w":
 
 TOKEN = re.compile(
     r"""\s+|(?P<string>"(?:[^"\\]|\\.)*")|(?P<span>\d+(?:ms|[smhdw])\b)|(?P<number>\d+(?:\.\d+)?)(?![\w.])
-    |(?P<name>[a-zA-Z_:][\w:]*)|(?P<op>==|!=|=~|!~|<=|>=|[-+*/<>=(){}\[\],])""",
+    |(?P<name>[a-zA-Z_][\w:]*)|(?P<op>==|!=|=~|!~|<=|>=|[-+*/<>=(){}\[\],:])""",
     re.X,
 )
 COMPARISONS = {"==", "!=", "<", ">", "<=", ">="}
@@ -120,9 +120,12 @@ class Expression:
                 at = self.closing(at)
             elif word == "[":
                 self.edit_span(at + 1)
-                if self.word(at + 2) != "]":
-                    raise Unknown(f"a subquery: {self.text!r}")
                 at += 2
+                if self.word(at) == ":":
+                    self.edit_span(at + 1)  # the default step is a setting of the server, which is not divided here
+                    at += 2
+                if self.word(at) != "]":
+                    raise Unknown(f"{self.word(at)!r} where a range should end: {self.text!r}")
             elif word == "offset":
                 self.edit_span(at + 1)
                 at += 1

@@ -22,7 +22,8 @@ SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 HEAD = "groups:\n- name: g\n  rules:\n  - alert: A\n"
 # must be rejected: constructs that a future rule could use, and a factor that does not divide the durations
 REJECTED = {
-    "a subquery": "    expr: max_over_time(a[1h:5m]) > 1\n",
+    "a subquery with the server's step": "    expr: max_over_time(a[1h:]) > 1\n",
+    "a subquery with a step that does not divide": "    expr: max_over_time(a[1h:1ms]) > 1\n",
     "a point in time": "    expr: a @ 1609746000\n",
     "an unknown function": "    expr: holt_winters(a[1h], 0.5, 0.5) > 1\n",
     "an offset into the future": "    expr: a offset -5m\n",
