@@ -440,10 +440,16 @@ class Check:
                     self.error(path.name, f"section {part!r} is missing")
             for block in re.findall(r"```promql\n(.*?)```", text, re.S):
                 for line in block.splitlines():
-                    self.query(path.name, line)
+                    self.typed(path.name, line, name)
             self.titles(path.name, text.split("\n\n", 2)[2], titles)
         page = self.root / "docs/dashboards.md"
         self.titles(page.name, page.read_text().split("## Installing")[0].split("Terms on the panels")[0], titles | {"i"})
+
+    def typed(self, where, expression, name=""):
+        """Reports errors in a query for people, who may have VictoriaMetrics."""
+        tree = self.query(where, expression)
+        if tree:
+            self.portable(where, tree, name)
 
     def titles(self, where, text, known):
         """Every word in italics must be the title of a panel or dashboard."""
@@ -460,6 +466,9 @@ class Check:
         pages = [*(self.root / "docs").glob("*.md"), *(self.root / "docs/runbooks").glob("*.md"), self.root / "README.md"]
         for path in pages:
             text = path.read_text()
+            for table in re.findall(r"^\| question \| query \|\n\|.*\n((?:\|.*\n)+)", text, re.M):
+                for query in re.findall(r"\| `(.*)` \|$", table, re.M):
+                    self.typed(path.name, query)
             # a digit begins the version in the file name of the deb
             for name in set(re.findall(r"\b(?:\w+:)?memledger_[a-z]\w+(?::\w+)?", text)) - self.table.keys():
                 self.error(path.name, f"{name}: no such series")

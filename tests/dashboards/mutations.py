@@ -113,6 +113,11 @@ MUTATIONS = [
     ("a difference of two windows", text(RULES + "alerts.yml", "min_over_time(memledger_panics_total[1h])", "min_over_time(memledger_panics_total[2h])"), "subtracts min_over_time"),
     ("a join on an info series with two values", text(RULES + "recording.yml", "(memledger_container_run_info and topk by (cluster, job, instance, k8s_namespace_name, k8s_pod_name, container_name) (1, timestamp(memledger_container_run_info)))", "memledger_container_run_info"), "joins memledger_container_run_info, which has two values"),
     ("a recorded series matched on all labels", text(RULES + "alerts.yml", "expr: 1 - memledger_host_memory_available_bytes / memledger_host_memory_total_bytes > 0.9 and", "expr: instance:memledger_host_memory_used_per_total:ratio > 0.9 and"), "matches a recorded series with another on all labels"),
+    ("one of equal values chosen in a rule", text(RULES + "alerts.yml", "max_over_time(timestamp(memledger_container_owner_info)[1h:1m])", "last_over_time(memledger_container_owner_info[1h])"), "rank by timestamp()"),
+    ("one of equal values chosen for a join", text(RULES + "recording.yml", "(1, timestamp(memledger_container_run_info))", "(1, memledger_container_run_info)"), "rank by timestamp()"),
+    ("increase() in a query of a runbook", text(BOOKS + "MemledgerGpuEcc.md", 'last_over_time(memledger_gpu_ecc_errors_total{instance="HOST"}[1d]) - min_over_time(memledger_gpu_ecc_errors_total{instance="HOST"}[1d])', 'increase(memledger_gpu_ecc_errors_total{instance="HOST"}[1d])'), "MemledgerGpuEcc.md: increase(memledger_gpu_ecc_errors_total) counts the births of series"),
+    ("increase() in a query of a document", text("docs/oom.md", "last_over_time(memledger_host_oom_kills_total[10m]) - min_over_time(memledger_host_oom_kills_total[10m])", "increase(memledger_host_oom_kills_total[10m])"), "oom.md: increase(memledger_host_oom_kills_total) counts the births of series"),
+    ("a typo in a query of a document", text("docs/oom.md", "memledger_oom_source_up == 0", "memledger_oom_sources_up == 0"), "memledger_oom_sources_up: no such series"),
     ("a family that no panel shows", text("docs/metrics.md", "| `memledger_build_info`", "| `memledger_new_bytes` | gauge |  | 1 | New. |\n| `memledger_build_info`"), "memledger_new_bytes is not shown"),
 ]  # fmt: skip
 

@@ -4,6 +4,8 @@
   or was missing for longer than the window, a small counter's whole value is its increase. Such a function is accepted only in a place that is
   listed here, with the reason; counts are `last_over_time(x[W]) - min_over_time(x[W])`.
 * By OTLP a series that ended stays for five minutes, so an info series has two values after a restart: a join takes the newest.
+* Which of equal values `topk(1, ...)` takes changes at VictoriaMetrics from one evaluation to the next, so an alert on it begins again: a rule
+  that chooses one of several series ranks them by the time of their samples.
 * vmalert adds its external labels to what it records: recorded series match others `on` labels.
 """
 import promql
@@ -65,8 +67,21 @@ def is_newest(node):
     """Returns whether a node selects one series of each group by the time of its sample."""
     return (
         isinstance(node, promql.Aggregation) and node.function == "topk" and node.arguments[0] == promql.Number(1)
-        and is_call(node.arguments[1], "timestamp")
+        and is_time(node.arguments[1])
     )  # fmt: skip
+
+
+def is_time(node):
+    """Returns whether a rank is the time of samples, of now or of a window."""
+    return is_call(node, "timestamp") or is_call(node, "max_over_time") and is_call(node.arguments[0], "timestamp")
+
+
+def choices(tree):
+    """Yields each choice of one of several series of which two may be equal. On a panel any of them may be shown."""
+    for node in promql.walk(tree):
+        if isinstance(node, promql.Aggregation) and node.function in ("topk", "bottomk") and node.mode and node.arguments[0] == promql.Number(1):
+            if not is_newest(node):
+                yield f"chooses one series by {node.function} {node.mode} ({', '.join(node.labels)}), and which one of equal values changes at VictoriaMetrics: rank by timestamp()"
 
 
 def joins(tree):
@@ -96,6 +111,6 @@ def matches(tree):
 
 
 def errors(tree, name):
-    """Returns what is not portable in a query; `name` is that of the alert, or empty."""
+    """Returns what is not portable in a query; `name` is that of the rule, or empty."""
     found = [f"{function}({series}) counts the births of series at VictoriaMetrics: use last_over_time - min_over_time" for function, series, why in differences(tree, name) if not why]
-    return [*found, *mismatches(tree), *joins(tree), *matches(tree)]
+    return [*found, *mismatches(tree), *joins(tree), *(choices(tree) if name else ()), *matches(tree)]
