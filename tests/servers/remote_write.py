@@ -40,9 +40,17 @@ def snappy(body):
     return b"".join(parts)
 
 
+def encode(series):
+    """Returns the body of a request for [(labels, [(Unix time, value; None for a staleness marker)])]."""
+    return snappy(b"".join(time_series(labels, samples) for labels, samples in series))
+
+
 def write(url, series):
-    """Writes [(labels, [(Unix time, value; None for a staleness marker)])] in one request."""
-    body = snappy(b"".join(time_series(labels, samples) for labels, samples in series))
+    """Writes series in one request."""
+    send(url, encode(series))
+
+
+def send(url, body):
     headers = {"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf", "X-Prometheus-Remote-Write-Version": "0.1.0"}
     with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60):
         pass

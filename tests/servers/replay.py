@@ -58,6 +58,16 @@ def seconds(duration):
     return int(number) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
 
 
+def recorded(name, rows, interval, end):
+    """Returns the series of a recording rule, of its result over a range, with staleness markers, as Prometheus writes them."""
+    found = []
+    for row in rows:
+        points = {float(at): float(value) for at, value in row["values"]}
+        ends = {at + interval: None for at in points if at + interval not in points and at < end}
+        found.append(({**row["metric"], "__name__": name}, sorted({**ends, **points}.items())))
+    return found
+
+
 def fill(url, begin, by_scrape):
     for found in history.samples(begin, by_scrape):
         remote_write.write(url, found)
@@ -66,12 +76,12 @@ def fill(url, begin, by_scrape):
 class Prometheus:
     """A Prometheus that scrapes nothing and has the history."""
 
-    def __init__(self, folder, program):
+    def __init__(self, folder, program, flags=()):
         self.url = f"http://127.0.0.1:{port()}"
         folder.mkdir()
         # what the recording rules make of the history is written after it
         (folder / "prometheus.yml").write_text("storage: {tsdb: {out_of_order_time_window: 12h}}\n")
-        words = [program, "--config.file=prometheus.yml", "--storage.tsdb.path=data", "--web.enable-remote-write-receiver"]
+        words = [program, "--config.file=prometheus.yml", "--storage.tsdb.path=data", "--web.enable-remote-write-receiver", *flags]
         self.program = Program([*words, f"--web.listen-address={self.url.removeprefix('http://')}"], folder / "log", cwd=folder)
         self.program.ready(f"{self.url}/-/ready")
 
@@ -80,13 +90,8 @@ class Prometheus:
         return get(f"{self.url}/api/v1/query_range", **arguments)["result"]
 
     def record(self, begin, rule):
-        """Evaluates a recording rule and writes its result, with staleness markers, as Prometheus does."""
-        written = []
-        for row in self.evaluate(begin, rule["expr"]):
-            points = {float(at): float(value) for at, value in row["values"]}
-            ends = {at + EVALUATION: None for at in points if at + EVALUATION not in points and at < begin + 60 * history.END}
-            written.append(({**row["metric"], "__name__": rule["record"]}, sorted({**ends, **points}.items())))
-        if written:
+        """Evaluates a recording rule and writes its result."""
+        if written := recorded(rule["record"], self.evaluate(begin, rule["expr"]), EVALUATION, begin + 60 * history.END):
             remote_write.write(f"{self.url}/api/v1/write", written)
 
     def replay(self, begin):

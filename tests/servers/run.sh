@@ -2,6 +2,7 @@
 # `make test-servers`: the rules, the dashboards and OTLP at Prometheus 3 and at VictoriaMetrics with vmalert.
 #
 # unit_tests.py  the unit tests of the rules, with vmalert-tool and with promtool 3
+# compare.py     each query of each dashboard at both, on the same samples: equal results, or the reason why not
 # replay.py      four hours of a fleet at six ways to receive it, evaluated by the servers: what alerts, and how often
 # live.py        a real memledger at each: rules, names, dashboards, and receivers that take no logs
 #
@@ -36,6 +37,7 @@ part() {
   echo "servers $result $name" >>"$results"
 }
 part live "${python[@]}" tests/servers/live.py "$target/debug/memledger"
+part compare "${python[@]}" tests/servers/compare.py
 part replay "${python[@]}" tests/servers/replay.py
 part unit_tests "${python[@]}" tests/servers/unit_tests.py "$MEMLEDGER_TEST_SERVERS"/{vmalert-tool,promtool}
 exit "$status"
