@@ -2,12 +2,15 @@
 
 Two hours of constant counters; then one host is away for 20 minutes and one for 90, as each way of receiving leaves it: by scrape `up` is 0 and
 series end with a staleness marker, by OTLP they just end. Then, at once: a host that is new, a container that loops, on it and on a host that is
-known, an upgrade of memledger, a container that restarts, one of each kind of kill and error, and a host that is cut off.
+known, each loop another run and beside a neighbour that never restarts, an upgrade of memledger, which costs a sample, one of each kind of kill and
+error, and a host that is cut off.
 """
 STEP = 60
 END = 250  # minutes
 BACK20, BACK90 = (120, 140), (120, 210)
-NEW, KILLS, CUT_OFF = 212, 220, 216
+NEW, KILLS, CUT_OFF, UPGRADE = 212, 220, 216, 225
+LOOP = (214, 222)  # a kill in each minute after the first
+RUNS = {f"run-{loops}" for loops in range(LOOP[1] - LOOP[0] + 1)} | {"run-upgraded"}
 QUIET = [f"quiet-{number}" for number in range(26)]
 HOSTS = [*QUIET, "back20", "back90", "new", "known", "killed", "full", "leak", "cutoff"]
 GIB = 1 << 30
@@ -39,24 +42,30 @@ OF_OTLP = {("MemledgerNotReceived", "warning", host) for host in AWAY}
 def is_there(host, minute):
     """Returns whether the server gets samples of a host."""
     away = {"back20": BACK20, "back90": BACK90, "cutoff": (CUT_OFF, END + 1), "new": (-1, NEW)}.get(host)
-    return away is None or not away[0] < minute < away[1]
+    is_upgrade = host == "known" and minute == UPGRADE
+    return not is_upgrade and (away is None or not away[0] < minute < away[1])
+
+
+def loops_of(host, minute):
+    """Returns how often the container has been killed in its loop."""
+    return max(0, min(minute, LOOP[1]) - LOOP[0]) if host in ("known", "new") else 0
 
 
 def counters(host, minute):
     """Returns the series of a host at a minute but those of its memory: {(name, labels as pairs): value}."""
     has = host == "killed"
     rise = 1 if has and minute >= KILLS else 0
-    loops = min(8, max(0, minute - 214)) if host in ("known", "new") else 0
-    version = "2" if host == "known" and minute >= 225 else "1"
-    run = "second" if host == "known" and minute >= 226 else "first"
-    container = (("container_name", "c"),)
+    loops = loops_of(host, minute)
+    is_upgraded = host == "known" and minute >= UPGRADE
+    run = "run-upgraded" if host == "known" and minute > UPGRADE + 1 else f"run-{loops}"
+    container, neighbour = (("container_name", "c"),), (("container_name", "neighbour"),)
     ecc = (("gpu", "0"), ("gpu_uuid", f"GPU-{host}"))
     found = {
-        ("memledger_build_info", (("revision", "a"), ("rustversion", "1"), ("version", version))): 1,
+        ("memledger_build_info", (("revision", "a"), ("rustversion", "1"), ("version", "2" if is_upgraded else "1"))): 1,
         ("memledger_host_process_oom_kills_total", (("scope", "host"),)): 4 + rise,
         ("memledger_host_process_oom_kills_total", (("scope", "limit"),)): 3 + rise,
         ("memledger_oom_kills_unattributed_total", ()): 2 + rise,
-        ("memledger_panics_total", ()): 0 if version == "2" else 2 + rise,
+        ("memledger_panics_total", ()): 0 if is_upgraded else 2 + rise,
         ("memledger_gpu_ecc_errors_total", (*ecc, ("kind", "uncorrected"))): 3 + rise,
         ("memledger_gpu_ecc_errors_total", (*ecc, ("kind", "corrected"))): 105,
         ("memledger_gpu_driver_process_restarts_total", (("reason", "ended"),)): 7,
@@ -69,6 +78,8 @@ def counters(host, minute):
         ("memledger_container_owner_info", (*container, ("owner", "vision"))): 1,
         ("memledger_container_run_info", (*container, ("group", "c"), ("run", run))): 1,
         ("memledger_container_memory_unreclaimable_bytes", container): GIB,
+        ("memledger_container_run_info", (*neighbour, ("group", "n"), ("run", "run-neighbour"))): 1,
+        ("memledger_container_memory_unreclaimable_bytes", neighbour): GIB,
     }
     return found
 
@@ -77,8 +88,8 @@ def series(host, minute, begin):
     """Returns all series of a host at a minute; `begin` is the Unix time of minute 0."""
     found = counters(host, minute)
     container = (("container_name", "c"),)
-    loop = max(0, min(minute, 222) - 214) if host in ("known", "new") else 0
-    found["memledger_container_last_oom_kill_timestamp_seconds", container] = begin - 5000 if not loop else begin + 60 * (214 + loop) - 10
+    loops = loops_of(host, minute)
+    found["memledger_container_last_oom_kill_timestamp_seconds", container] = begin - 5000 if not loops else begin + 60 * (LOOP[0] + loops) - 10
     found["memledger_snapshot_timestamp_seconds", ()] = begin + 60 * minute - 3
     available = 8 if host == "full" else 900
     found["memledger_host_memory_available_bytes", ()] = available * GIB

@@ -172,14 +172,15 @@ def errors(name, server, begin, is_otlp):
     for key in sorted(found.keys() & expected):
         if len(found[key]) > 1:
             yield f"{name}: {' '.join(key)} fires {len(found[key])} times, at {found[key]}"
-    # the container of `leak` never restarts: a restart elsewhere must leave no hole in its line
-    rows = server.evaluate(begin, f'count(last_over_time({JOINED}{{instance="leak"}}[{EVALUATION}s]))')
-    points = sum(len(row["values"]) for row in rows)
-    if points < 60 * history.END // EVALUATION - 5:
-        yield f"{name}: {JOINED} of a container that never restarted has {points} points of {60 * history.END // EVALUATION}"
-    rows = server.evaluate(begin, f'count by (run) (last_over_time({JOINED}{{instance="known"}}[{EVALUATION}s]))')
+    # these containers never restart: a restart of another one must leave no hole in their lines
+    for steady in ('instance="leak", container_name="c"', 'instance="known", container_name="neighbour"'):
+        rows = server.evaluate(begin, f"count(last_over_time({JOINED}{{{steady}}}[{EVALUATION}s]))")
+        points = sum(len(row["values"]) for row in rows)
+        if points < 60 * history.END // EVALUATION - 5:
+            yield f"{name}: {JOINED} of {steady}, which never restarted, has {points} points of {60 * history.END // EVALUATION}"
+    rows = server.evaluate(begin, f'count by (run) (last_over_time({JOINED}{{instance="known", container_name="c"}}[{EVALUATION}s]))')
     runs = {row["metric"].get("run"): sorted(float(value) for _, value in row["values"]) for row in rows}
-    if set(runs) != {"first", "second"} or any(values[-1] != 1 for values in runs.values()):
+    if set(runs) != history.RUNS or any(values[-1] != 1 for values in runs.values()):
         yield f"{name}: {JOINED} has the runs {sorted(map(str, runs))}"
 
 
