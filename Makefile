@@ -46,7 +46,7 @@ soak: cargo ## counts too high for make test and test-all: 10,000 simulated worl
 test-fresh: cargo ## README's two commands on a fresh Debian 12, in a folder of this machine (ARGS="--help")
 	@tests/fresh/fresh.sh $(ARGS)
 
-test-servers: cargo ## the rules, dashboards and OTLP at Prometheus 3 and VictoriaMetrics (built once, 3 to 15 min; then 5.5 min)
+test-servers: cargo ## the rules, dashboards and OTLP at Prometheus 3, VictoriaMetrics and a collector (built once, 6 to 20 min; then 5.5 min)
 	@tests/servers/run.sh $(ARGS)
 
 test-torch: ## the Python client beside the real torch from PyPI, on the CPU (5.4 GB, downloaded once; some minutes)

@@ -276,7 +276,7 @@ impl<'v> Resolver<'v> {
         if self.standard(name).is_some_and(|text| text.eq_ignore_ascii_case("delta")) {
             self.ignored.push(format!(
                 "{name}=delta is ignored: totals are exported; for a backend that takes only deltas use the collector's processor \
-                 cumulativetodelta (docs/otlp.md)"
+                 cumulative_to_delta (docs/otlp.md)"
             ));
         }
     }

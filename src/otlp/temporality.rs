@@ -5,7 +5,7 @@
 //! that decreases all the same (a driver was reloaded) was reset after the last export.
 //!
 //! Deltas are not offered: for a counter that outlives a restart of memledger, and for a container that is seen late, the right
-//! first delta is unknown here. The OpenTelemetry Collector converts sums (`cumulativetodelta`).
+//! first delta is unknown here. The OpenTelemetry Collector converts sums (`cumulative_to_delta`).
 //!
 //! Points become part of the state only after the endpoint has accepted them.
 

@@ -3,6 +3,8 @@
 One memledger for each way, of one recorded host (tests/hosts), so all have the same series. At each server: all rules are evaluated without an
 error; by OTLP the names and labels are those of a scrape; each query of each dashboard is accepted. And: the shipped configurations of
 VictoriaMetrics' scraper, created timestamps as zeros, and what memledger says of a receiver that takes no logs.
+
+Two collectors run the configurations of docs/otlp.md: one forwards to a Prometheus, one converts to deltas. Both get the event of an OOM kill.
 """
 import json
 import os
@@ -20,12 +22,14 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "deploy/demo"), str(ROOT / "tests/dashboards")]
 import boards  # noqa: E402
 import panels  # noqa: E402
-from hosts import RECORDED, PaperHost  # noqa: E402
-from processes import Program, await_, free_port  # noqa: E402
+from hosts import RECORDED, PaperHost, in_place  # noqa: E402
+from processes import Program, Trouble, await_, free_port  # noqa: E402
 
 BIN = Path(os.environ["MEMLEDGER_TEST_SERVERS"])
+COLLECTOR = os.environ["MEMLEDGER_TEST_COLLECTOR"]
 RULES = ROOT / "deploy/prometheus/rules"
 HOST = "gpu-07"
+P3_OTLP = ["--web.enable-otlp-receiver", "--enable-feature=created-timestamp-zero-ingestion"]
 # Labels that OTLP must not add: each upgrade would make all series new, or joins would need them.
 FOREIGN = re.compile(r"service_|scope_|host_(name|id)|otel_")
 # Of every scrape, not of memledger.
@@ -72,8 +76,8 @@ class Memledger:
         return subprocess.run(command, env=self.variables, capture_output=True, text=True, check=False, timeout=60).stdout
 
 
-def prometheus(folder, program, port, address=None, otlp=False):
-    """Starts one with the shipped rules; it scrapes, or receives by OTLP. Returns its address."""
+def prometheus(folder, program, port, address=None, flags=()):
+    """Starts one with the shipped rules; it scrapes, or receives as the flags say. Returns its address."""
     folder.mkdir()
     jobs = []
     if address:
@@ -81,9 +85,7 @@ def prometheus(folder, program, port, address=None, otlp=False):
     config = {"global": {"scrape_interval": "1s", "evaluation_interval": "2s"}, "rule_files": [f"{RULES}/*.yml"], "scrape_configs": jobs}
     (folder / "prometheus.yml").write_text(json.dumps(config))
     url = f"http://127.0.0.1:{free_port(port)}"
-    words = [program, "--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={url.removeprefix('http://')}"]
-    if otlp:
-        words += ["--web.enable-otlp-receiver", "--enable-feature=created-timestamp-zero-ingestion"]
+    words = [program, "--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={url.removeprefix('http://')}", *flags]
     start(words, folder / "log", f"{url}/-/ready", cwd=folder)
     return url, url
 
@@ -106,6 +108,66 @@ def victoria_metrics(folder, port, address=None, label=()):
     words += [f"-httpListenAddr={alert.removeprefix('http://')}", "-evaluationInterval=2s", "-rule.evalDelay=0s", "-notifier.blackhole", *label]
     start(words, folder / "vmalert.log", f"{alert}/health", cwd=folder)
     return url, alert
+
+
+class Collector:
+    """An OpenTelemetry Collector with the configuration of docs/otlp.md, of which only addresses are replaced."""
+
+    def __init__(self, folder, port, remote_write, deltas=False):
+        folder.mkdir()
+        self.grpc, self.http = (f"127.0.0.1:{free_port(port + number)}" for number in range(2))
+        addresses = {"0.0.0.0:4317": self.grpc, "0.0.0.0:4318": self.http, "http://prometheus:9090": remote_write}
+        configs = {"collector": documented("A collector", addresses)}
+        # its own metrics would be at port 8888
+        configs["own"] = json.dumps({"service": {"telemetry": {"metrics": {"level": "none"}}}})
+        if deltas:
+            configs["deltas"] = documented("Deltas", {"[...]": "[debug]"})
+            configs["detailed"] = json.dumps({"exporters": {"debug": {"verbosity": "detailed"}}})
+        for name, text in configs.items():
+            (folder / f"{name}.yml").write_text(text)
+        self.program = Program([COLLECTOR, *(f"--config={name}.yml" for name in configs)], folder / "log", cwd=folder)
+        PROGRAMS.append(self.program)
+        await_("the collector is ready", self.is_ready, DEADLINE)
+
+    def log(self):
+        return self.program.log.read_text(errors="replace")
+
+    def is_ready(self):
+        if self.program.child.poll() is not None:
+            raise Trouble(f"the collector has exited; the end of its log:\n{self.program.tail()}")
+        return "Everything is ready" in self.log()
+
+    def delta(self, metric, container):
+        """Returns the sum of the deltas of one metric of a container."""
+        metrics = [text for text in self.log().split("Metric #") if f"Name: {metric}\n" in text and "AggregationTemporality: Delta" in text]
+        points = [point for text in metrics for point in text.split("NumberDataPoints #")[1:] if f"Str({container})" in point]
+        # the newest may be written in part
+        return sum(float(value) for point in points for value in re.findall(r"^Value: (\S+)\n", point, re.M))
+
+    def warnings(self):
+        """Yields what it warns of, such as a setting that is deprecated."""
+        for line in self.log().splitlines():
+            if re.match(r"\S+\t(warn|error)\t", line):
+                yield f"the collector: {line}"
+
+
+def documented(section, replaced):
+    """Returns the YAML of a section of docs/otlp.md, with each of the texts replaced."""
+    text = (ROOT / "docs/otlp.md").read_text()
+    text = re.search(rf"^### {section}\n(?:(?!#).*\n)*?```yaml\n((?:.*\n)*?)```\n", text, re.M)[1]
+    for old, new in replaced.items():
+        if text.count(old) != 1:
+            raise Trouble(f"docs/otlp.md: {section}: {old} is not there once")
+        text = text.replace(old, new)
+    return text
+
+
+def kill(base):
+    """Counts one more OOM kill in a container of the recorded host. Returns its name."""
+    events = min(base.glob("cgroup/docker/*/memory.events"))
+    for path in (events, base / "proc/vmstat"):
+        in_place(path, re.sub(r"(?m)^oom_kill 0$", "oom_kill 1", path.read_text()))
+    return events.parent.name[:12]
 
 
 class Way:
@@ -178,6 +240,22 @@ def no_logs(memledger, what):
         yield f"{what}: doctor on metrics: {said}"
 
 
+def takes_all(memledger, what):
+    """Yields what is wrong with what memledger says of a receiver that takes all."""
+    said = memledger.doctor()
+    for signal in ("metrics", "logs"):
+        if not re.search(rf"ok +OTLP {signal}", said):
+            yield f"{what}: doctor on {signal}: {said}"
+
+
+def lost_event(collector, container):
+    """Waits until the collector has written the event of the kill; yields an error if it does not."""
+    try:
+        await_(f"the event of the kill of {container} at the collector", lambda: f"oom kill: {container}:" in collector.log(), DEADLINE)
+    except Trouble as error:
+        yield str(error)
+
+
 def dry_runs():
     """Yields the shipped configurations that VictoriaMetrics' scraper rejects."""
     for path in (ROOT / "deploy/fleet/victoriametrics.yml",):
@@ -206,25 +284,39 @@ def check(binary, folder):
         Way("Prometheus 2, scrape", *prometheus(folder / "p2", old, 9630, address)),
         Way("VictoriaMetrics, scrape", *victoria_metrics(folder / "vm", 9640, address)),
         Way("VictoriaMetrics, external label", *victoria_metrics(folder / "vml", 9650, address, ["-external.label=site=x"])),
-        Way("Prometheus 3, OTLP", *prometheus(folder / "p3o", new, 9660, otlp=True)),
+        Way("Prometheus 3, OTLP", *prometheus(folder / "p3o", new, 9660, flags=P3_OTLP)),
         Way("VictoriaMetrics, OTLP", *victoria_metrics(folder / "vmo", 9670)),
+        Way("Prometheus 3, collector", *prometheus(folder / "p3c", new, 9710, flags=["--web.enable-remote-write-receiver"])),
     ]
-    p3, _, vm, _, p3_otlp, vm_otlp = ways
+    p3, _, vm, _, p3_otlp, vm_otlp, p3_collector = ways
     to_p3, to_vm = f"--otlp.endpoint={p3_otlp.url}/api/v1/otlp", f"--otlp.endpoint={vm_otlp.url}/opentelemetry"
     Memledger(binary, folder / "to-p3", base, 9680, [to_p3, *otlp], name).start()
     Memledger(binary, folder / "to-vm", base, 9690, [to_vm, *otlp], name).start()
+    collector = Collector(folder / "collector", 9720, p3_collector.url)
+    deltas = Collector(folder / "deltas", 9730, p3_collector.url, deltas=True)
+    http = Memledger(binary, folder / "to-http", base, 9740, [f"--otlp.endpoint=http://{collector.http}", "--otlp.interval=1s"], name).start()
+    flags = [f"--otlp.endpoint=http://{deltas.grpc}", "--otlp.protocol=grpc", "--otlp.interval=5s"]
+    grpc = Memledger(binary, folder / "to-grpc", base, 9750, flags, name).start()
     for way in ways:
         await_(f"series at {way.name}", lambda way=way: "memledger_container_memory_usage_bytes" in way.names(), DEADLINE)
+    await_("deltas at the collector", lambda: "AggregationTemporality: Delta" in deltas.log(), DEADLINE)
+    container = kill(base)
     found = list(dry_runs())
     with ThreadPoolExecutor(2) as several:
         for errors in several.map(lambda way: [*way.rule_errors(), *way.query_errors()], ways):
             found += errors
-    found += [*equal_series(p3, p3_otlp), *equal_series(p3, vm_otlp)]
+    for way in (p3_otlp, vm_otlp, p3_collector):
+        found += equal_series(p3, way)
+    for memledger, receiver in ((http, collector), (grpc, deltas)):
+        found += [*lost_event(receiver, container), *takes_all(memledger, "the collector"), *receiver.warnings()]
     least = fetch(f"{p3_otlp.url}/api/v1/query", query='min_over_time(process_cpu_seconds_total{job="memledger"}[1h])')["result"]
     if [row["value"][1] for row in least] != ["0"]:
         found.append(f"Prometheus 3, OTLP: a counter does not begin with 0 at its start: {least}")
     for what, endpoint in (("Prometheus", to_p3), ("VictoriaMetrics", to_vm)):
         found += no_logs(Memledger(binary, folder / f"logs-{what}", base, 9700, [endpoint, "--otlp.interval=1s"], name), what)
+    await_("the delta of the kill", lambda: deltas.delta("memledger.container.oom.kills", container), DEADLINE)
+    if (sum_of_deltas := deltas.delta("memledger.container.oom.kills", container)) != 1:
+        found.append(f"the collector: the deltas of one kill add up to {sum_of_deltas}")
     for way in ways:
         print(f"{way.name}: {len(way.names())} names")
     return found

@@ -1,10 +1,10 @@
 #!/bin/bash
-# `make test-servers`: the rules, the dashboards and OTLP at Prometheus 3 and at VictoriaMetrics with vmalert.
+# `make test-servers`: the rules, the dashboards and OTLP at Prometheus 3, at VictoriaMetrics with vmalert, and through a collector.
 #
 # unit_tests.py  the unit tests of the rules, with vmalert-tool and with promtool 3
 # compare.py     each query of each dashboard at both, on the same samples: equal results, or the reason why not
 # replay.py      four hours of a fleet at six ways to receive it, evaluated by the servers: what alerts, and how often
-# live.py        a real memledger at each: rules, names, dashboards, and receivers that take no logs
+# live.py        a real memledger at each, and at a collector: rules, names, dashboards, and receivers that take no logs
 #
 # usage: run.sh             builds the servers if they are not cached
 #        run.sh --cached    tells why they are not; fails then
@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 cache=$(tests/setup/setup.sh cache)
 if [[ ${1:-} == --cached ]]; then
   if tests/setup/setup.sh has-servers; then exit; fi
-  echo "SKIPPED: make test-servers: Prometheus 3 and VictoriaMetrics are not built yet: tests/setup/setup.sh servers" >&2
+  echo "SKIPPED: make test-servers: Prometheus 3, VictoriaMetrics and the collector are not built in these versions: tests/setup/setup.sh servers" >&2
   exit 1
 fi
 tests/setup/setup.sh prometheus python servers env

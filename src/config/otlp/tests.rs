@@ -135,7 +135,7 @@ fn wish_for_deltas_is_ignored_with_a_warning_where_metrics_are_exported() {
     let endpoint = "--otlp.endpoint=http://c";
     let warnings = ignored(&[endpoint], "Delta");
     assert!(
-        matches!(&*warnings, [text] if text.contains("TEMPORALITY_PREFERENCE") && text.contains("cumulativetodelta")),
+        matches!(&*warnings, [text] if text.contains("TEMPORALITY_PREFERENCE") && text.contains("cumulative_to_delta")),
         "{warnings:?}"
     );
     assert!(
