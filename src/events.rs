@@ -180,6 +180,10 @@ pub struct Kill {
     /// Limit of that cgroup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
+    /// The limit is that of the container's pod, and no other container of the pod was running: its limit is the container's, though
+    /// the kubelet sets both and the kernel names the pod's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub alone_in_pod: bool,
     /// How it was attributed: `kmsg`, `proc`, `processes`, `cgroup`, `runtime`; `set`: several containers lost
     /// processes, as many as counted, and which was whose is not known; empty if not attributed.
     #[serde(default, skip_serializing_if = "str::is_empty")]

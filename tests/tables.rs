@@ -83,7 +83,8 @@ fn rules_of_xids_have_the_severities_of_the_table() {
     let critical = format!("{{xid=~\"{}\"}}", of(&[XidClass::Device]));
     let warning = format!("{{xid!~\"{}\"}}", of(&[XidClass::Device, XidClass::Cleanup]));
     for matcher in [critical, warning] {
-        let expression = format!("time() - last_over_time(memledger_gpu_last_xid_timestamp_seconds{matcher}[10m]) < 600");
+        let expression =
+            format!("time() - last_over_time(memledger_gpu_last_xid_timestamp_seconds{matcher}[10m]) < 600");
         assert!(rules.contains(&expression), "{expression}");
     }
 }

@@ -17,7 +17,8 @@ use memledger::events::{
     ReportProcess, RoleRange, Victim,
 };
 use memledger::explain::{
-    Cause, Confidence, Verdict, explain, explain_last, torch_size, verdict_without_events,
+    Cause, Confidence, Verdict, explain, explain_last, not_found, query_verdict, torch_size,
+    verdict_without_events,
 };
 use memledger::export::verdict_text::{render, render_all};
 use memledger::ledger::store::{FILE, Store};
@@ -229,6 +230,31 @@ fn cuda_error_fits_one_screen_with_the_numbers_of_its_text() {
         assert!(missing.is_empty(), "{name}: {missing:?} is not in\n{shown}");
         assert!(shown.contains("inactive split") && shown.contains("jupyter"), "{shown}");
     }
+}
+
+#[test]
+fn pod_answers_by_its_name_for_all_its_containers() {
+    let sidecar = Identity { k8s_namespace: "ml".into(), k8s_pod: "train-0".into(), name: "proxy".into() };
+    let other = ContainerRef { identity: sidecar, container_id: "cd".repeat(32).into(), ..subject() };
+    let exit = Exit { id: 1, subject: other, ..exit(ExitReason::Error, 3, -60.0) };
+    let events = vec![ended(exit), killed(in_a_pod())];
+    let query = |wanted: &str| {
+        let found = query_verdict::<()>(Some(wanted), NOW, |_| Ok(events.clone()));
+        found.unwrap().unwrap()
+    };
+    for wanted in ["train-0", "ml/train-0"] {
+        let verdict = query(wanted);
+        assert_eq!(
+            verdict.title(),
+            "OUT OF MEMORY at the limit of pod ml/train-0 (all its containers together)"
+        );
+        let line =
+            verdict.also.iter().find(|line| line.contains("train-0/proxy")).expect("the other container");
+        assert!(line.contains("memledger why train-0/proxy"), "{line}");
+    }
+    assert!(query("train-0/trainer").also.iter().all(|line| !line.contains("proxy")));
+    let known = not_found::<()>(Some("train"), std::iter::empty(), |_| Ok(events.clone())).unwrap();
+    assert_eq!(known, "Nothing is known about train; known containers: train-0/trainer, train-0/proxy");
 }
 
 #[test]

@@ -148,7 +148,8 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let is_found = verdict.cause != Cause::Nothing;
         return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&ledger, &host) });
     }
-    let known = not_found(container, host.containers.iter().map(|it| &*it.named.name), events)?;
+    let existing = host.containers.iter().map(|it| subject_of(it).identity.short_path());
+    let known = not_found(container, existing, events)?;
     answer.print_unknown(&known)?;
     Ok(none_found(&ledger, &host))
 }

@@ -144,8 +144,30 @@ impl Identity {
         parts.map(|part| &**part).into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/")
     }
 
-    /// Returns whether `wanted` selects it: `NAME`, and in a pod `POD/NAME` and `NAMESPACE/POD/NAME`.
+    /// Returns its name, in a pod after the pod.
+    pub fn short_path(&self) -> String {
+        if self.k8s_pod.is_empty() {
+            self.name.to_string()
+        } else {
+            format!("{}/{}", self.k8s_pod, self.name)
+        }
+    }
+
+    /// Returns whether `wanted` is its pod: `POD` or `NAMESPACE/POD`.
+    pub fn is_of_pod(&self, wanted: &str) -> bool {
+        let (namespace, pod) =
+            wanted.rsplit_once('/').map_or((None, wanted), |(namespace, pod)| (Some(namespace), pod));
+        !pod.is_empty()
+            && *pod == *self.k8s_pod
+            && namespace.is_none_or(|namespace| *namespace == *self.k8s_namespace)
+    }
+
+    /// Returns whether `wanted` selects it: `NAME`, and in a pod `POD/NAME` and `NAMESPACE/POD/NAME`; `POD` and `NAMESPACE/POD` select all
+    /// containers of the pod.
     pub fn matches_name(&self, wanted: &str) -> bool {
+        if self.is_of_pod(wanted) {
+            return true;
+        }
         let mut parts = wanted.rsplitn(3, '/');
         parts.next() == Some(&*self.name)
             && parts.next().is_none_or(|pod| *pod == *self.k8s_pod)

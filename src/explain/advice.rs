@@ -187,8 +187,8 @@ fn error_exit(run: &RunSummary<'_>, advice: &mut Vec<String>) {
 
 /// Returns the advice to read the log of this container; empty if its name needs quoting in a shell.
 pub(super) fn look_into_log(subject: Option<&ContainerRef>) -> String {
-    let name = subject.map(|subject| &*subject.identity.name).unwrap_or_default();
-    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"_.-".contains(&b);
+    let name = subject.map(|subject| subject.identity.short_path()).unwrap_or_default();
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"_.-/".contains(&b);
     let is_run = subject.is_some_and(ContainerRef::is_run);
     if is_run || name.is_empty() || name.starts_with('-') || !name.bytes().all(is_plain) {
         return String::new();
@@ -490,13 +490,19 @@ fn shared(kill: &Kill, run: &RunSummary<'_>, before: Option<&PriorUsage>, advice
 
 fn parent<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let now = now(limit_bytes(kill, run));
-    let place = CgroupPlace::of_limit(&kill.limit_cgroup);
+    let place = CgroupPlace::of_limit_of(&kill.limit_cgroup, run.subject);
     if kill.limit_cgroup.is_empty() {
         advice.push(format!("Raise the limit of the cgroup above{now}, or start the container below another one (docker run --cgroup-parent)."));
     } else {
         advice.push(place.advice(&now));
     }
-    if !matches!(place, CgroupPlace::AllPods { .. }) {
+    if let CgroupPlace::NamedPod { .. } = place {
+        advice.push(
+            "All containers of the pod share that limit, and the kernel kills the largest process in it, whichever container grew: compare \
+             them (memledger ps)."
+                .to_owned(),
+        );
+    } else if !matches!(place, CgroupPlace::AllPods { .. }) {
         advice.push(
             "All containers below that cgroup share its limit, and the kernel kills the largest, not the one that grew: \
              give each a limit of its own, so that the one that grows is the one that is killed."
@@ -632,8 +638,8 @@ fn killed_outside(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     let Identity { k8s_namespace, k8s_pod, .. } = &run.subject.identity;
     if !k8s_pod.is_empty() {
         advice.push(format!(
-            "In a pod most often a failed liveness probe, an eviction, or a deletion whose grace period ended: kubectl describe pod -n {} {} shows \
-             `Liveness probe failed` or `Evicted` in its events.",
+            "In a pod most often a failed liveness probe, an eviction, or a deletion or a drain whose grace period ended, which look alike on the \
+             node: kubectl get events -n {} --field-selector involvedObject.name={} has which it was, for an hour.",
             name(k8s_namespace),
             name(k8s_pod)
         ));
@@ -727,7 +733,9 @@ fn logs(run: &RunSummary<'_>) -> String {
     let container = &*subject.identity.name;
     if plain(pod) && plain(container) && plain(&subject.identity.k8s_namespace) {
         let namespace = &subject.identity.k8s_namespace;
-        return format!("kubectl logs --previous -n {namespace} {pod} -c {container}");
+        return format!(
+            "kubectl logs -n {namespace} {pod} -c {container} (with --previous if it has started again)"
+        );
     }
     let tool = if &*subject.runtime == "podman" { "podman" } else { "docker" };
     let short = subject.container_id.get(..12).unwrap_or(&subject.container_id);

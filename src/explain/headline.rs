@@ -1,6 +1,7 @@
 //! The headline of a verdict on a kill that the container survived: what happened to it after that.
 
 use super::limit::{limit_bytes, limit_of};
+use super::place::CgroupPlace;
 use super::text::{bytes, lasted};
 use super::verdict::{SIGKILL, SIGTERM};
 use super::{Cause, RunSummary};
@@ -17,6 +18,16 @@ pub(super) fn after_kill<'a>(cause: Cause, kill: &'a Kill, run: &RunSummary<'a>)
     Some(format!("{}: {after} {}", memory(cause, kill, run), end(exit, kill.at)))
 }
 
+/// Returns the headline of a kill at the limit of a pod with several containers, which is known by its name.
+pub(super) fn of_pod(cause: Cause, kill: &Kill, run: &RunSummary<'_>) -> Option<String> {
+    match CgroupPlace::of_limit_of(&kill.limit_cgroup, run.subject) {
+        place @ CgroupPlace::NamedPod { .. } if cause == Cause::OomParentLimit => {
+            Some(format!("OUT OF MEMORY at {}", place.noun()))
+        }
+        _ => None,
+    }
+}
+
 /// Returns which memory was exhausted, with the limit where that is the container's own.
 fn memory<'a>(cause: Cause, kill: &'a Kill, run: &RunSummary<'a>) -> String {
     let own = match limit_of(kill, run) {
@@ -29,7 +40,7 @@ fn memory<'a>(cause: Cause, kill: &'a Kill, run: &RunSummary<'a>) -> String {
         Cause::OomLimitWorker | Cause::OomLimitWorkerThenExit | Cause::OomLimit => {
             format!("OUT OF MEMORY at its own limit{own}")
         }
-        _ => cause.title().to_owned(),
+        _ => of_pod(cause, kill, run).unwrap_or_else(|| cause.title().to_owned()),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::runs::hit_limit::{self, LimitPosition};
 
 /// Returns which limit a kill in this container hit.
 pub(super) fn limit_of<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> LimitPosition {
-    LimitPosition::of(&kill.limit_cgroup, &run.subject.container_id, own_and_effective(kill, run))
+    LimitPosition::of_kill(kill, &run.subject.container_id, own_and_effective(kill, run))
 }
 
 /// Returns the container's own limit and the lowest one on the path to the root cgroup, at the last sample.

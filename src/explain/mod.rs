@@ -432,11 +432,37 @@ pub fn query_verdict<E>(
         found.extend(newest.filter(|newest| !found.iter().any(|event| event.id() == newest.id())));
         return Ok(explain_last(&found, now));
     };
-    let mut found = explain(&events_of(container, &events)?, now);
+    let events = events_of(container, &events)?;
+    let mut found = explain(&events, now);
     if let Some(verdict) = &mut found {
         verdict.also.extend(name_change(verdict, container));
+        let others = others_of_pod(verdict, container, &events, now);
+        verdict.also.extend(others);
     }
     Ok(found)
+}
+
+/// Returns a line for each other container of a wanted pod, the newest first.
+fn others_of_pod(verdict: &Verdict, wanted: &str, events: &[LedgerEvent], now: f64) -> Vec<String> {
+    let Some(subject) = verdict.subject.as_ref().filter(|subject| subject.identity.is_of_pod(wanted)) else {
+        return vec![];
+    };
+    let mut seen = vec![&subject.identity];
+    let mut lines = Vec::new();
+    for identity in events.iter().rev().filter_map(LedgerEvent::subject).map(|subject| &subject.identity) {
+        if seen.contains(&identity) {
+            continue;
+        }
+        seen.push(identity);
+        let is_its =
+            |event: &&LedgerEvent| event.subject().is_some_and(|subject| subject.identity == *identity);
+        let own: Vec<_> = events.iter().filter(is_its).cloned().collect();
+        if let Some(other) = explain(&own, now) {
+            let path = text::name(&identity.short_path());
+            lines.push(format!("Of the same pod, {path}: {} (memledger why {path}).", other.title()));
+        }
+    }
+    lines
 }
 
 /// Returns whether the verdict is about a container that had the wanted name before it was renamed.
@@ -525,9 +551,9 @@ fn with_possible_kills<E>(
 ///
 /// # Errors
 /// Errors of `events`.
-pub fn not_found<'n, E>(
+pub fn not_found<E>(
     container: Option<&str>,
-    existing: impl Iterator<Item = &'n str>,
+    existing: impl Iterator<Item = String>,
     events: impl Fn(&Query) -> Result<Vec<LedgerEvent>, E>,
 ) -> Result<String, E> {
     let Some(container) = container else {
@@ -538,8 +564,8 @@ pub fn not_found<'n, E>(
     let is_named = |subject: &&ContainerRef| !subject.container_id.starts_with(&*subject.identity.name);
     let recorded = recorded.iter().rev().filter_map(LedgerEvent::subject).filter(is_named);
     let mut known: Vec<String> = Vec::new();
-    let recorded = recorded.map(|subject| subject.identity.name.to_string());
-    for name in recorded.chain(existing.map(str::to_owned)) {
+    let recorded = recorded.map(|subject| subject.identity.short_path());
+    for name in recorded.chain(existing) {
         if !known.contains(&name) {
             known.push(name);
         }

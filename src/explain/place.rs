@@ -1,6 +1,7 @@
 //! What a cgroup is, by its path: a pod, a job, a session, a service, a container of another manager. Pure.
 
 use super::text::{name, path};
+use crate::events::{ContainerRef, Identity};
 use crate::parse::kubernetes::{KubeletCgroup, Qos, kubelet_cgroup};
 
 /// What a cgroup is.
@@ -15,6 +16,11 @@ pub(super) enum CgroupPlace {
     Pod {
         /// With hyphens.
         uid: String,
+    },
+    /// A pod, by its name.
+    NamedPod {
+        /// After its namespace.
+        path: String,
     },
     /// A container of LXC, Incus or Proxmox.
     Lxc {
@@ -87,6 +93,17 @@ impl CgroupPlace {
         }
     }
 
+    /// Returns what the cgroup of a limit of this container is: a pod by its name.
+    pub(super) fn of_limit_of(cgroup: &str, subject: &ContainerRef) -> Self {
+        let Identity { k8s_namespace, k8s_pod, .. } = &subject.identity;
+        match Self::of_limit(cgroup) {
+            Self::Pod { .. } if !k8s_pod.is_empty() => {
+                Self::NamedPod { path: format!("{k8s_namespace}/{k8s_pod}") }
+            }
+            place => place,
+        }
+    }
+
     fn of_part(part: &str, next: Option<&str>) -> Option<Self> {
         let after =
             |prefix: &str| part.strip_prefix(prefix).filter(|rest| !rest.is_empty()).map(str::to_owned);
@@ -115,6 +132,9 @@ impl CgroupPlace {
             Self::AllPods { class: "" } => "the limit of all pods of this node".to_owned(),
             Self::AllPods { class } => format!("the limit of all {class} pods of this node"),
             Self::Pod { uid } => format!("the pod {uid}"),
+            Self::NamedPod { path } => {
+                format!("the limit of pod {} (all its containers together)", name(path))
+            }
             Self::Lxc { name: lxc } => format!("the LXC container {}", name(lxc)),
             Self::SlurmJob { id } => format!("the Slurm job {}", name(id)),
             Self::Machine { name: machine } => format!("the machine {}", name(machine)),
@@ -132,8 +152,9 @@ impl CgroupPlace {
                 "All pods of the node share this limit{now}, which is its memory less what is reserved: give pods a memory limit, run fewer \
                  on this node, or reserve less (kube-reserved, system-reserved, eviction-hard)."
             ),
-            Self::Pod { .. } => format!(
-                "Raise resources.limits.memory of the pod's containers, whose sum is the pod's limit{now}."
+            Self::Pod { .. } | Self::NamedPod { .. } => format!(
+                "Raise resources.limits.memory of the pod's containers, whose sum is the pod's limit{now}, or the pod's own \
+                 (spec.resources.limits.memory) where that is set."
             ),
             Self::Lxc { name: lxc } if lxc.bytes().all(|byte| byte.is_ascii_digit()) => {
                 format!("Raise its limit{now}: pct set {lxc} --memory MiB (Proxmox), or run less in it.")

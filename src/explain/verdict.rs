@@ -74,7 +74,8 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
         subject: Some(run.subject.clone()),
         headline: lead
             .filter(|kill| !ended_it(kill, run.exit))
-            .and_then(|kill| headline::after_kill(cause, kill, run)),
+            .and_then(|kill| headline::after_kill(cause, kill, run))
+            .or_else(|| headline::of_pod(cause, lead?, run)),
         cause,
         confidence,
         at: lead
@@ -261,7 +262,7 @@ fn is_killed_with(kill: &Kill, first: &Kill) -> bool {
 
 /// Returns the verdict on an OOM that ended without a kill.
 pub(super) fn without_kill<'a>(run: &RunSummary<'a>, kill: &'a Kill, no_kill: NoKill, now: f64) -> Verdict {
-    let place = CgroupPlace::of_limit(&kill.limit_cgroup);
+    let place = CgroupPlace::of_limit_of(&kill.limit_cgroup, run.subject);
     let is_own = limit_of(kill, run) == LimitPosition::Own;
     let who = match kill.scope {
         OomScope::Container if kill.limit_cgroup.is_empty() => "memory ran out".to_owned(),
@@ -399,8 +400,11 @@ fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: LimitPo
         (_, LimitPosition::Above) if kill.limit_cgroup.is_empty() => {
             reached_by("a cgroup above the container", bytes, kill)
         }
-        (_, LimitPosition::Above) => match CgroupPlace::of_limit(&kill.limit_cgroup) {
-            place @ (CgroupPlace::AllPods { .. } | CgroupPlace::Pod { .. }) => reached(&place, bytes, kill),
+        (_, LimitPosition::Above) => match CgroupPlace::of_limit_of(&kill.limit_cgroup, run.subject) {
+            place
+            @ (CgroupPlace::AllPods { .. } | CgroupPlace::Pod { .. } | CgroupPlace::NamedPod { .. }) => {
+                reached(&place, bytes, kill)
+            }
             place => reached_by(&format!("{} above it", place.noun()), bytes, kill),
         },
         (_, LimitPosition::Unnamed) => reached_by("a cgroup (most likely the container's own)", bytes, kill),
@@ -428,7 +432,7 @@ fn on_request_of(kill: &Kill) -> String {
 
 fn reached(place: &CgroupPlace, limit: Option<u64>, kill: &Kill) -> String {
     match place {
-        CgroupPlace::AllPods { .. } => {
+        CgroupPlace::AllPods { .. } | CgroupPlace::NamedPod { .. } => {
             let size = limit.map_or_else(String::new, |limit| format!(", {},", bytes(limit)));
             format!("{}{size} was reached", place.noun())
         }

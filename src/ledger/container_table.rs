@@ -513,6 +513,22 @@ impl ContainerTable {
         })
     }
 
+    /// Returns whether a container ran without any other one of its pod at this Unix time.
+    pub fn is_alone_in_pod(&self, id: &ContainerId, at: f64) -> bool {
+        let Some(pod) = self.get(id).map(|state| &state.identity).filter(|it| !it.k8s_pod.is_empty()) else {
+            return false;
+        };
+        let is_neighbour = |(other, state): (&ContainerId, &ContainerState)| {
+            let is_of_pod =
+                state.identity.k8s_pod == pod.k8s_pod && state.identity.k8s_namespace == pod.k8s_namespace;
+            let ran = |run: &Run| {
+                run.begin().is_none_or(|begin| begin <= at) && run.ended.is_none_or(|ended| ended >= at)
+            };
+            is_of_pod && other != id && state.all_runs().any(ran)
+        };
+        !self.states.iter().any(is_neighbour)
+    }
+
     /// Returns whether every request to stop is known that this runtime got until a container of it ended: it reports them, and has been
     /// connected since before.
     pub fn reports_requests(&self, runtime: &str, ended: f64) -> bool {

@@ -29,6 +29,14 @@ pub struct HitLimit {
 }
 
 impl LimitPosition {
+    /// Returns where the limit that a kill hit is; see [`LimitPosition::of`].
+    pub fn of_kill(kill: &Kill, container_id: &str, limits: (Option<u64>, Option<u64>)) -> Self {
+        match Self::of(&kill.limit_cgroup, container_id, limits) {
+            Self::Above if kill.alone_in_pod => Self::Own,
+            position => position,
+        }
+    }
+
     /// Returns where a cgroup is, relative to the container with this id. `limits` are the last known own limit of the container and the
     /// lowest one on the path to the root cgroup.
     pub fn of(limit_cgroup: &str, container_id: &str, limits: (Option<u64>, Option<u64>)) -> Self {
@@ -57,7 +65,7 @@ impl HitLimit {
         if kill.scope == OomScope::Host {
             return None;
         }
-        let position = LimitPosition::of(&kill.limit_cgroup, container_id, limits);
+        let position = LimitPosition::of_kill(kill, container_id, limits);
         Some(Self { position, bytes: limit_bytes(kill, position, limits.0) })
     }
 }

@@ -81,6 +81,7 @@ pub fn kill(victim: Victim) -> Kill {
         oom_score_adj: Some(0),
         limit_cgroup: format!("/docker/{ID}").into(),
         limit_bytes: Some(44 * GIB),
+        alone_in_pod: false,
         method: "kmsg".into(),
         report: None,
         evidence: vec![

@@ -88,6 +88,7 @@ impl Kill {
             group: "".into(),
             limit_cgroup: "".into(),
             limit_bytes: None,
+            alone_in_pod: false,
             method: "".into(),
             report: None,
             evidence: vec![],

@@ -22,6 +22,7 @@ use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::run::Run;
 use crate::parse::kernel_log::OomContext;
+use crate::parse::kubernetes::{KubeletCgroup, kubelet_cgroup};
 use crate::parse::process::WorkerProgram;
 
 /// A kill without evidence becomes unattributed after this.
@@ -179,6 +180,12 @@ impl PendingKill {
     pub(super) fn is_ownerless(&self) -> bool {
         self.container.is_none() && self.kill.owner == KillOwner::Pending
     }
+}
+
+/// Returns whether a cgroup is that of a pod.
+fn is_pod_limit(cgroup: &str) -> bool {
+    let last = cgroup.rsplit('/').next().unwrap_or_default();
+    matches!(kubelet_cgroup(last), Some(KubeletCgroup::Pod(_)))
 }
 
 impl Reconciler {
@@ -377,7 +384,10 @@ impl Reconciler {
             victim.program.or_else(|| run?.process(parent?).and_then(|parent| parent.program))
         });
         let ended = run.and_then(|run| run.ended);
+        let is_of_pod = is_pod_limit(&self.pending[at].kill.limit_cgroup);
+        let alone_in_pod = is_of_pod && self.containers.is_alone_in_pod(&id, self.pending[at].kill.at);
         let pending = &mut self.pending[at];
+        pending.kill.alone_in_pod = alone_in_pod;
         pending.run = number;
         pending.kill.role = role.unwrap_or_default().into();
         pending.kill.parent_pid = parent;

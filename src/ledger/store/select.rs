@@ -50,11 +50,21 @@ struct Condition {
     values: Vec<Value>,
 }
 
+/// The condition on the beginning of an id.
+const OF_ID: &str = "container_id >= ?2 AND container_id < ?3 AND at >= ?1";
+/// The condition on a pod, and its namespace if that is not NULL.
+const IN_POD: &str = "at >= ?1 AND container_id IS NOT NULL AND json_valid(body) AND json_extract(body, '$.k8s_pod_name') = ?2 \
+                      AND (?3 IS NULL OR json_extract(body, '$.k8s_namespace_name') = ?3)";
+
 impl Condition {
     fn of(connection: &Connection, query: &Query) -> rusqlite::Result<Self> {
         let since = Value::Real(query.since.unwrap_or(f64::MIN));
         let text = |text: &str| Value::Text(text.to_owned());
         let name = query.container.as_deref().filter(|name| !name.is_empty());
+        let exists = |condition: &str, values: &[Value]| -> rusqlite::Result<bool> {
+            let sql = format!("SELECT EXISTS (SELECT 1 FROM events WHERE {condition})");
+            connection.query_row(&sql, params_from_iter(values), |row| row.get(0))
+        };
         let (sql, values) = match name {
             None => ("at >= ?1", vec![since]),
             // no name has a slash in it
@@ -63,19 +73,29 @@ impl Condition {
                 let mut part = || parts.next().map_or(Value::Null, text);
                 let sql = "container_name = ?2 AND at >= ?1 AND json_extract(body, '$.k8s_pod_name') = ?3 \
                            AND (?4 IS NULL OR json_extract(body, '$.k8s_namespace_name') = ?4)";
-                (sql, vec![since, part(), part(), part()])
+                let values = vec![since.clone(), part(), part(), part()];
+                match name.split_once('/') {
+                    Some((namespace, pod)) if !exists(sql, &values)? => {
+                        (IN_POD, vec![since, text(pod), text(namespace)])
+                    }
+                    _ => (sql, values),
+                }
             }
             Some(name) => {
-                let known = "SELECT EXISTS (SELECT 1 FROM events WHERE container_name = ?1)";
+                let prefix = [since.clone(), text(name), Value::Text(format!("{name}\u{10ffff}"))];
+                let in_pod = [since.clone(), text(name), Value::Null];
+                let is_id = name.bytes().all(|byte| byte.is_ascii_hexdigit());
                 // a container named `cafe` is meant by that name, and not all whose id begins so
-                if connection.query_row(known, [name], |row| row.get(0))? {
+                if exists("container_name = ?1", &[text(name)])? {
                     ("container_name = ?2 AND at >= ?1", vec![since, text(name)])
+                } else if is_id && exists(OF_ID, &prefix)? {
+                    (OF_ID, prefix.to_vec())
+                } else if exists(IN_POD, &in_pod)? {
+                    (IN_POD, in_pod.to_vec())
                 } else if let Some(id) = named_before(connection, name)? {
                     ("container_id = ?2 AND at >= ?1", vec![since, Value::Text(id)])
                 } else {
-                    let end = format!("{name}\u{10ffff}");
-                    let sql = "container_id >= ?2 AND container_id < ?3 AND at >= ?1";
-                    (sql, vec![since, text(name), Value::Text(end)])
+                    (OF_ID, prefix.to_vec())
                 }
             }
         };

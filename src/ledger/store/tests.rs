@@ -93,6 +93,7 @@ fn kill(id: u64, at: f64, owner: KillOwner) -> LedgerEvent {
         oom_score_adj: Some(-5),
         limit_cgroup: "/docker/abc".into(),
         limit_bytes: Some(4 << 30),
+        alone_in_pod: false,
         method: "kmsg".into(),
         report: Some(Arc::new(OomReport {
             requested_by: "python3".into(),
@@ -301,6 +302,9 @@ fn finds_container_by_its_pod() {
         ("train-1/main", &[2, 3]),
         ("ml/train-1/main", &[2]),
         ("ml/train-2/main", &[]),
+        ("train-1", &[2, 3]),
+        ("web/train-1", &[3]),
+        ("train", &[]),
     ] {
         let query = Query { container: Some(wanted.to_owned()), ..Query::default() };
         assert_eq!(ids(&store.reader().events(&query).unwrap()), numbers, "{wanted}");

@@ -3,7 +3,7 @@
 use super::figures;
 use super::story::{KILLED, Story, id, killed, path, running, stop_request};
 use crate::config::Filter;
-use crate::discover::{ContainerDetails, EventKind};
+use crate::discover::{ContainerDetails, EventKind, Pod};
 use crate::events::{ExitReason, KillOwner, LedgerEvent, Victim};
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::sources::kernel_log::LogPosition;
@@ -448,6 +448,48 @@ fn stop_is_known_with_its_signal_whenever_its_events_come() {
         let (reason, signal) = (exits[0].reason, exits[0].requested_signal());
         assert_eq!((exits.len(), reason, signal), (1, Some(ExitReason::Stopped), Some(9)), "{order:?}");
         assert!(!exits[0].stop_signals.contains(&None), "{:?}", exits[0].stop_signals);
+    }
+}
+
+#[test]
+fn limit_of_a_pod_is_the_containers_where_no_other_one_of_it_runs() {
+    let in_pod = |name: &str| {
+        let pod = Pod { namespace: "ml".into(), name: "train-0".into(), ..Pod::default() };
+        Some(ContainerDetails {
+            name: name.into(),
+            pod: Some(std::sync::Arc::new(pod)),
+            labels_match: true,
+            ..ContainerDetails::default()
+        })
+    };
+    // alone; beside a sidecar; after an init container; at a limit that is no pod's
+    for (other, other_ends, limit, expected) in [
+        (false, None, "/kubepods/burstable/pod1-2", true),
+        (true, None, "/kubepods/burstable/pod1-2", false),
+        (true, Some(0.6), "/kubepods/burstable/pod1-2", true),
+        (false, None, "/kubepods/burstable", false),
+    ] {
+        let mut story = Story::new();
+        if other {
+            story.named_event('b', 0.1, 0.1, in_pod("other"), EventKind::Started);
+            if let Some(end) = other_ends {
+                let ended = EventKind::Ended { exit_code: Some(0), oom_flag: None };
+                story.named_event('b', end, end, in_pod("other"), ended);
+            }
+        }
+        story.named_event('a', 0.7, 0.7, in_pod("main"), EventKind::Started);
+        let task = format!("/kubepods/burstable/pod1-2/{}", id('a').as_str());
+        let oom_cgroup = Some(limit.to_owned());
+        let context = OomContext { task_cgroups: vec![task], oom_cgroup, ..OomContext::default() };
+        let lines = vec![
+            (Line::Context(context), ProcInfo::default()),
+            (Line::Killed(killed(71)), ProcInfo::default()),
+        ];
+        story.log(1.5, lines);
+        for at in [1.5, 8.0, 30.0] {
+            story.settle(at);
+        }
+        assert_eq!(story.last_kill().alone_in_pod, expected, "{limit}");
     }
 }
 
