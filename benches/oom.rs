@@ -291,6 +291,7 @@ fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
             oom_score_adj: None,
             limit_cgroup: "".into(),
             limit_bytes: None,
+            alone_in_pod: false,
             method: "kmsg".into(),
             report: None,
             evidence: vec![],

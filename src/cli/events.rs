@@ -35,7 +35,7 @@ pub fn command() -> Command {
             Arg::new("container")
                 .long("container")
                 .value_name("NAME")
-                .help("Only events of this container: its name (in a pod also POD/NAME or NAMESPACE/POD/NAME), its id, or the beginning of its id."),
+                .help("Only events of this container: its name (in a pod also POD/NAME or NAMESPACE/POD/NAME; POD for all of a pod), its id, or the beginning of its id."),
         )
         .arg(
             Arg::new("limit")

@@ -19,7 +19,7 @@ use crate::events::{Kill, KillOwner, LedgerEvent};
 use crate::explain::live::{HostHistory, current_usage, subject_of};
 use crate::explain::{
     self, Cause, Verdict, add_container, add_cuda_error, add_logged_error, has_other_name, kill_line,
-    never_started, not_found, query_verdict, verdict_without_events,
+    never_started, not_found, not_started, query_verdict, verdict_without_events,
 };
 use crate::export::verdict_text::{render, render_all, wrapped};
 use crate::ledger::store::Query;
@@ -37,7 +37,7 @@ pub fn command() -> Command {
         .arg(
             Arg::new("container")
                 .value_name("CONTAINER")
-                .help("Its name (in a pod also POD/NAME or NAMESPACE/POD/NAME), its id or the beginning of its id.")
+                .help("Its name (in a pod also POD/NAME or NAMESPACE/POD/NAME; POD for all of a pod), its id or the beginning of its id.")
         )
         .arg(
             Arg::new("last")
@@ -180,6 +180,9 @@ fn without_events(
     let (subject, is_running) = (subject_of(container), container.is_running);
     if let Some(error) = container.start_error.as_deref().filter(|_| !is_running) {
         return never_started(subject, error, now.unix_seconds());
+    }
+    if container.started.is_none() && !is_running {
+        return not_started(subject, now.unix_seconds());
     }
     let usage = current_usage(config, now, &container.id, container.named.user).filter(|_| is_running);
     let mut verdict = verdict_without_events(subject, is_running, usage.as_ref(), now.unix_seconds());

@@ -551,6 +551,8 @@ pub enum EventKind {
         /// The runtime's OOMKilled flag, if it was queried.
         oom_flag: Option<bool>,
     },
+    /// It exists, and is the sandbox of a pod: no container, though its cgroup looks like that of one while its runtime is away.
+    Sandbox,
     /// The runtime reports an OOM. Not a count.
     Oom,
     /// A user requested this signal through the runtime. Docker reports the end of a `docker stop` without a signal: after the exit, and

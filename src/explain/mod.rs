@@ -599,6 +599,21 @@ pub fn never_started(subject: ContainerRef, error: &str, now: f64) -> Verdict {
     }
 }
 
+/// Returns the verdict on a container that was created and not started.
+pub fn not_started(subject: ContainerRef, now: f64) -> Verdict {
+    let name = text::name(&subject.identity.name);
+    Verdict {
+        cause: Cause::NeverStarted,
+        confidence: Confidence::Certain,
+        what: format!(
+            "{name} was created, and has not been started: {} knows no start of it.",
+            subject.runtime
+        ),
+        advice: vec![],
+        ..verdict_without_events(subject, false, None, now)
+    }
+}
+
 /// Returns the verdict on a container without events. `is_running`: it runs now, and uses so much of its memory.
 pub fn verdict_without_events(
     subject: ContainerRef,

@@ -148,6 +148,12 @@ impl ContainerState {
         Some(before)
     }
 
+    /// Forgets its runs: cycles took it for a container, and it is the sandbox of a pod.
+    pub(super) fn forget_runs(&mut self) {
+        (self.run, self.uncounted_starts) = (None, 0);
+        self.ended_runs.clear();
+    }
+
     /// Counts an OOM kill under its name.
     pub(super) fn count_kill(&mut self, at: f64) {
         self.kills += 1;

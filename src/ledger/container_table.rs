@@ -237,6 +237,10 @@ impl ContainerTable {
         let state = self.modify(id);
         match &runtime_event.what {
             EventKind::Exists | EventKind::Renamed => vec![],
+            EventKind::Sandbox => {
+                state.forget_runs();
+                vec![]
+            }
             EventKind::Started => self.begin_run(id, Some(runtime_event.at), None, true),
             EventKind::Running { pid } => self.begin_run(id, Some(runtime_event.at), *pid, false),
             EventKind::Ended { exit_code, oom_flag } => {

@@ -183,7 +183,7 @@ impl<'a> CriReconciler<'a> {
             id: ContainerId::new(id),
             at: now.unix_seconds(),
             named: Some(sandbox.details(self.filter)),
-            what: EventKind::Exists,
+            what: EventKind::Sandbox,
         };
         let runtime_events: Vec<_> = new.map(exists).collect();
         state.sandboxes = ids;

@@ -116,7 +116,11 @@ impl DockerResumeState {
                 self.open.remove(&runtime_event.id);
                 self.own.remove(&runtime_event.id);
             }
-            EventKind::Exists | EventKind::Oom | EventKind::SignalRequested { .. } | EventKind::Renamed => {}
+            EventKind::Exists
+            | EventKind::Sandbox
+            | EventKind::Oom
+            | EventKind::SignalRequested { .. }
+            | EventKind::Renamed => {}
         }
     }
 

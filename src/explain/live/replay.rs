@@ -326,7 +326,7 @@ fn in_order(
     lines: Vec<ObservedRecord>,
 ) -> Vec<(f64, Item)> {
     let (named, events): (Vec<_>, Vec<_>) =
-        events.into_iter().partition(|event| matches!(event.what, EventKind::Exists));
+        events.into_iter().partition(|event| matches!(event.what, EventKind::Exists | EventKind::Sandbox));
     let mut items: Vec<(f64, Item)> =
         events.into_iter().map(|event| (event.at, Item::Runtime(event))).collect();
     let mut last = 0.0_f64;
