@@ -76,6 +76,27 @@ pub enum KillOwner {
     Unattributed,
 }
 
+impl Kill {
+    /// Gives its container another name, also among the holders of memory and the processes of its report.
+    pub fn rename(&mut self, identity: &Identity) {
+        let KillOwner::Container(subject) = &mut self.owner else { return };
+        let before = Arc::clone(&subject.identity.name);
+        subject.rename(identity);
+        if let Some(usage) = &mut self.before
+            && usage.holders.iter().any(|holder| holder.name == before)
+        {
+            let holders = Arc::make_mut(usage).holders.iter_mut().filter(|holder| holder.name == before);
+            holders.for_each(|holder| holder.name = Arc::clone(&identity.name));
+        }
+        if let Some(report) = &mut self.report
+            && report.processes.iter().any(|row| *row.container == *before)
+        {
+            let rows = Arc::make_mut(report).processes.iter_mut().filter(|row| *row.container == *before);
+            rows.for_each(|row| row.container = identity.name.to_string());
+        }
+    }
+}
+
 /// Whether the kill ended the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -553,14 +574,15 @@ impl LedgerEvent {
         }
     }
 
-    /// Returns the container of which it is an event, for a change.
-    pub fn subject_mut(&mut self) -> Option<&mut ContainerRef> {
+    /// Gives its container another name.
+    pub fn rename(&mut self, identity: &Identity) {
         match self {
-            LedgerEvent::OomKill(Kill { owner: KillOwner::Container(subject), .. }) => Some(subject),
-            LedgerEvent::OomKill(_) => None,
-            LedgerEvent::Exit(exit) => Some(&mut exit.subject),
-            LedgerEvent::GpuError(error) => error.subject.as_mut(),
-            LedgerEvent::CudaOom(oom) => Some(&mut oom.subject),
+            LedgerEvent::OomKill(kill) => kill.rename(identity),
+            LedgerEvent::Exit(exit) => exit.subject.rename(identity),
+            LedgerEvent::GpuError(error) => {
+                error.subject.iter_mut().for_each(|subject| subject.rename(identity));
+            }
+            LedgerEvent::CudaOom(oom) => oom.subject.rename(identity),
         }
     }
 

@@ -156,7 +156,8 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 /// Returns a sentence on the container that had the wanted name before it was renamed, and lost a process or ended.
 fn another_had_name(verdict: &Verdict) -> String {
-    let name = verdict.subject.as_ref().map_or("", |subject| &*subject.identity.name);
+    let name = verdict.subject.as_ref().map_or_else(String::new, |subject| subject.identity.short_path());
+    let name = explain::printable(&name);
     format!("Another container had this name before: {name} (memledger why {name}).")
 }
 
@@ -270,7 +271,9 @@ fn find<'a>(host: &'a HostHistory, wanted: &str) -> Option<&'a ExistingContainer
         let found = host.containers.iter().filter(|container| matches(container));
         found.max_by(|a, b| a.started.unwrap_or(0.0).total_cmp(&b.started.unwrap_or(0.0)))
     };
-    newest(&|it| it.has_name(wanted)).or_else(|| newest(&|it| it.id.as_str().starts_with(wanted)))
+    newest(&|it| it.has_name(wanted))
+        .or_else(|| newest(&|it| subject_of(it).identity.is_of_pod(wanted)))
+        .or_else(|| newest(&|it| it.id.as_str().starts_with(wanted)))
 }
 
 /// How an answer is printed.

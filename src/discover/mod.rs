@@ -162,12 +162,9 @@ impl Identity {
             && namespace.is_none_or(|namespace| *namespace == *self.k8s_namespace)
     }
 
-    /// Returns whether `wanted` selects it: `NAME`, and in a pod `POD/NAME` and `NAMESPACE/POD/NAME`; `POD` and `NAMESPACE/POD` select all
-    /// containers of the pod.
+    /// Returns whether `wanted` selects it: `NAME`, and in a pod `POD/NAME` and `NAMESPACE/POD/NAME`. Where it selects none,
+    /// [`Identity::is_of_pod`] counts.
     pub fn matches_name(&self, wanted: &str) -> bool {
-        if self.is_of_pod(wanted) {
-            return true;
-        }
         let mut parts = wanted.rsplitn(3, '/');
         parts.next() == Some(&*self.name)
             && parts.next().is_none_or(|pod| *pod == *self.k8s_pod)

@@ -118,6 +118,7 @@ fn by_cause<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>, advi
             _,
         ) => cuda_oom::advice(run, advice),
         (Cause::Unknown, _) => {
+            advice.extend(pod_events(&run.subject.identity));
             advice.push(format!("Read its last log lines, if it still exists: {}", logs(run)))
         }
         _ => {}
@@ -634,16 +635,19 @@ fn shm_full(run: &RunSummary<'_>, advice: &mut Vec<String>) {
         .push(format!("Its log proves it with \"Bus error\" or \"No space left on device\": {}", logs(run)));
 }
 
-fn killed_outside(run: &RunSummary<'_>, advice: &mut Vec<String>) {
-    let Identity { k8s_namespace, k8s_pod, .. } = &run.subject.identity;
-    if !k8s_pod.is_empty() {
-        advice.push(format!(
+/// Returns where the reason of an end of a pod's container is that its node does not know; `None` outside Kubernetes.
+fn pod_events(of: &Identity) -> Option<String> {
+    let (namespace, pod) = (name(&of.k8s_namespace), name(&of.k8s_pod));
+    (!of.k8s_pod.is_empty()).then(|| {
+        format!(
             "In a pod most often a failed liveness probe, an eviction, or a deletion or a drain whose grace period ended, which look alike on the \
-             node: kubectl get events -n {} --field-selector involvedObject.name={} has which it was, for an hour.",
-            name(k8s_namespace),
-            name(k8s_pod)
-        ));
-    }
+             node: kubectl get events -n {namespace} --field-selector involvedObject.name={pod} has which it was, for an hour."
+        )
+    })
+}
+
+fn killed_outside(run: &RunSummary<'_>, advice: &mut Vec<String>) {
+    advice.extend(pod_events(&run.subject.identity));
     let (engine, units) = match run.subject.is_run() {
         true => ("", ""),
         false => ("docker stop after its timeout; ", " -u kubelet -u docker"),

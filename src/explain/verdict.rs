@@ -578,13 +578,16 @@ fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) 
                  not."
             ),
         ),
-        Some(ExitReason::Unknown) => (
-            Cause::Unknown,
-            Confidence::Unsure,
-            format!(
-                "{at} for a reason that is not recorded: no runtime was connected, or memledger did not run."
-            ),
-        ),
+        Some(ExitReason::Unknown) => {
+            let why = match exit.subject.identity.k8s_pod.is_empty() {
+                true => "no runtime was connected, or memledger did not run",
+                // the kubelet does so within a second when the pod is deleted or evicted
+                false => {
+                    "the runtime had removed it before it was read, or was not connected, or memledger did not run"
+                }
+            };
+            (Cause::Unknown, Confidence::Unsure, format!("{at} for a reason that is not recorded: {why}."))
+        }
         None => (
             Cause::Unknown,
             Confidence::Unsure,

@@ -139,6 +139,9 @@ fn only_container<'a>(
 ) -> Result<&'a Arc<Container>, (StatusCode, String)> {
     let mut found: Vec<_> =
         running.iter().filter(|container| container.identity.matches_name(wanted)).collect();
+    if found.is_empty() {
+        found = running.iter().filter(|container| container.identity.is_of_pod(wanted)).collect();
+    }
     if found.is_empty() && !wanted.is_empty() {
         found = running.iter().filter(|container| container.id.as_str().starts_with(wanted)).collect();
     }

@@ -52,7 +52,9 @@ async fn respond(
         let container = name.map(|name| only_container(&running, name));
         // the wanted name is another container's now
         let is_other = |verdict: &Verdict| {
-            matches!(container, Some(Ok(_))) && name.is_some_and(|name| has_other_name(verdict, name))
+            let of = verdict.subject.as_ref().map(|subject| &*subject.container_id);
+            let is_another = matches!(&container, Some(Ok(running)) if of != Some(running.id.as_str()));
+            is_another && name.is_some_and(|name| has_other_name(verdict, name))
         };
         if let Some(verdict) = found.filter(|verdict| !is_other(verdict)) {
             return body(&verdict, plain);

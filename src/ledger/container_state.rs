@@ -54,16 +54,16 @@ pub struct ContainerState {
     pub run: Option<Run>,
     /// Unix time of the first event, or of the last kill if it was never seen running.
     pub first_event_at: f64,
-    /// Names that it had before, newest last, with the Unix time of the change: what was counted under them is shown for a while.
+    /// Names that it had before, newest last: what was counted under them is shown for a while.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub former: Vec<(f64, Identity)>,
-    /// OOM kills that were counted under its name, and under former ones.
+    pub former: Vec<FormerName>,
+    /// Unix time of the last event that renamed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renamed_at: Option<f64>,
+    /// OOM kills that were counted under its name.
     #[serde(default)]
     pub kills: u64,
-    /// See `kills`.
-    #[serde(default)]
-    pub former_kills: u64,
-    /// Unix time of the last of both.
+    /// Unix time of its last kill, under whatever name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_kill: Option<f64>,
     #[serde(skip)]
@@ -81,6 +81,17 @@ pub struct ContainerState {
     /// When the first of them was noticed.
     #[serde(skip)]
     pub(super) uncounted_since: Option<Timestamp>,
+}
+
+/// A name that a container had before.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FormerName {
+    /// The name.
+    pub identity: Identity,
+    /// Unix time at which it got another one.
+    pub until: f64,
+    /// Its OOM kills that were counted under it.
+    pub kills: u64,
 }
 
 /// A start or an end of a run.
@@ -138,14 +149,21 @@ impl ContainerState {
         }
         let before = std::mem::replace(&mut self.identity, identity);
         if self.named {
-            self.former.retain(|(_, name)| *name != before && *name != self.identity);
-            self.former.push((at, before.clone()));
+            let kills = std::mem::take(&mut self.kills);
+            // it may have had the new name before
+            let again = self.former.iter().position(|former| former.identity == self.identity);
+            self.kills = again.map_or(0, |at| self.former.remove(at).kills);
+            self.former.push(FormerName { identity: before.clone(), until: at, kills });
             if self.former.len() > MAX_FORMER_NAMES {
                 self.former.remove(0);
             }
-            self.former_kills += std::mem::take(&mut self.kills);
         }
         Some(before)
+    }
+
+    /// Returns its OOM kills that were counted under former names.
+    pub fn former_kills(&self) -> u64 {
+        self.former.iter().map(|former| former.kills).sum()
     }
 
     /// Forgets its runs: cycles took it for a container, and it is the sandbox of a pod.
@@ -154,16 +172,18 @@ impl ContainerState {
         self.ended_runs.clear();
     }
 
-    /// Counts an OOM kill under its name.
-    pub(super) fn count_kill(&mut self, at: f64) {
-        self.kills += 1;
+    /// Counts an OOM kill under its name, or under a former one.
+    pub(super) fn count_kill(&mut self, name: Option<&Identity>, at: f64) {
+        let former = self.former.iter_mut().find(|former| Some(&former.identity) == name);
+        *former.map_or(&mut self.kills, |former| &mut former.kills) += 1;
         self.last_kill = Some(self.last_kill.unwrap_or(f64::MIN).max(at));
     }
 
     /// Corrects the times, if the clock was set.
     pub fn correct_times(&mut self, step: &ClockStep) {
         step.correct(&mut self.first_event_at);
-        self.former.iter_mut().map(|(at, _)| at).chain(&mut self.last_kill).for_each(|at| step.correct(at));
+        let former = self.former.iter_mut().map(|former| &mut former.until);
+        former.chain(&mut self.last_kill).chain(&mut self.renamed_at).for_each(|at| step.correct(at));
         self.oom_event_at.iter_mut().chain(&mut self.dropped_until).for_each(|at| step.correct(at));
         self.ended_runs.iter_mut().chain(&mut self.run).for_each(|run| run.correct_times(step));
     }
@@ -186,7 +206,7 @@ impl ContainerState {
             image: Arc::clone(&self.image),
             runtime: Arc::clone(&self.runtime),
             started: run.and_then(|run| run.started),
-            former_names: self.former.iter().map(|(_, name)| Arc::clone(&name.name)).collect(),
+            former_names: self.former.iter().map(|former| Arc::clone(&former.identity.name)).collect(),
         }
     }
 
@@ -465,7 +485,7 @@ impl ContainerState {
         }
         if run.ended.is_some() {
             // reported already, or assumed: add what was missing
-            run.exit_code = run.exit_code.or(exit_code);
+            run.exit_code = run.exit_code.or(exit_code.filter(|code| *code != 0 || !run.is_success_doubted));
             run.oom_flag = run.oom_flag.or(oom_flag);
             run.is_exit_assumed = false;
             return None;
@@ -474,11 +494,12 @@ impl ContainerState {
         let run = self.run.as_mut()?;
         // an exit before the restart has a reason of its own
         run.host_restart = run.host_restart.filter(|restart| runtime_event.at >= *restart);
-        let ended = run.likely_end(runtime_event.at);
-        // of an end that its engine missed it says 0
-        let is_believed = exit_code != Some(0) || ended == runtime_event.at;
+        let is_engine = matches!(runtime_event.runtime, "docker" | "podman");
+        let ended = if is_engine { run.likely_end(runtime_event.at) } else { runtime_event.at };
+        // of an end that it missed, an engine reports 0
+        run.is_success_doubted = ended != runtime_event.at;
         run.ended = Some(run.host_restart.unwrap_or(ended));
-        run.exit_code = exit_code.filter(|_| is_believed);
+        run.exit_code = exit_code.filter(|code| *code != 0 || !run.is_success_doubted);
         run.oom_flag = oom_flag;
         run.is_exit_recorded = false; // the container may have been taken for removed before, with an exit of unknown reason
         self.end_transition(&runtime_event.id)

@@ -70,6 +70,16 @@ pub struct ContainerTable {
     with_surplus_runs: HashSet<ContainerId>,
 }
 
+/// Returns whether two names of a container differ only in what makes names unique: `@` and the runtime, or its id in place of the name.
+fn is_same_but_for_runtime(one: &Identity, other: &Identity, container: &Container) -> bool {
+    let plain = |identity: &Identity| match identity.name.strip_suffix(container.runtime) {
+        Some(name) => name.strip_suffix('@').unwrap_or(&identity.name).to_owned(),
+        None => identity.name.to_string(),
+    };
+    let is_id = |identity: &Identity| *identity.name == *container.id.as_str();
+    !container.runtime.is_empty() && (plain(one) == plain(other) || is_id(one) || is_id(other))
+}
+
 /// A container that got another name.
 #[derive(Debug)]
 pub struct Renaming {
@@ -77,7 +87,7 @@ pub struct Renaming {
     pub id: ContainerId,
     /// Its name before; of a container that is not known any more, what is left of it in the store may have another one.
     pub before: Option<Identity>,
-    /// That was its short id.
+    /// The previous name was the short id.
     pub is_first: bool,
 }
 
@@ -198,7 +208,12 @@ impl ContainerTable {
         let is_end_of_known = state.named && matches!(runtime_event.what, EventKind::Ended { .. });
         let mut renaming = None;
         if let Some((named, shown, identity)) = named {
-            let is_renamed = matches!(runtime_event.what, EventKind::Renamed);
+            // after a restart of memledger its runtime repeats it
+            let is_new = state.renamed_at.is_none_or(|at| runtime_event.at > at);
+            let is_renamed = is_new && matches!(runtime_event.what, EventKind::Renamed);
+            if is_renamed {
+                state.renamed_at = Some(runtime_event.at);
+            }
             // keep the inventory's name: it is unique over all runtimes
             if !state.named || is_renamed {
                 let (is_first, at) = (!state.named, runtime_event.at);
@@ -338,7 +353,11 @@ impl ContainerTable {
         let mut renaming = None;
         if new && (named || !state.named) {
             let is_first = !state.named;
-            renaming = state.rename(name, at.unix_seconds()).map(|before| (before, is_first));
+            if is_same_but_for_runtime(&state.identity, &name, container) {
+                state.identity = name; // another container took or left the name: nobody renamed this one
+            } else {
+                renaming = state.rename(name, at.unix_seconds()).map(|before| (before, is_first));
+            }
             state.named = named;
             state.image = Arc::clone(&container.image);
             state.runtime = container.runtime.into();
@@ -517,14 +536,17 @@ impl ContainerTable {
         })
     }
 
-    /// Returns whether a container ran without any other one of its pod at this Unix time.
-    pub fn is_alone_in_pod(&self, id: &ContainerId, at: f64) -> bool {
+    /// Returns whether a container ran without any other one of its pod, whose cgroup this is, at this Unix time.
+    pub fn is_alone_in_pod(&self, id: &ContainerId, cgroup: &str, at: f64) -> bool {
         let Some(pod) = self.get(id).map(|state| &state.identity).filter(|it| !it.k8s_pod.is_empty()) else {
             return false;
         };
         let is_neighbour = |(other, state): (&ContainerId, &ContainerState)| {
-            let is_of_pod =
-                state.identity.k8s_pod == pod.k8s_pod && state.identity.k8s_namespace == pod.k8s_namespace;
+            // one that has no name yet is known by its cgroup
+            let is_below =
+                state.cgroup.as_ref().is_some_and(|own| own.starts_with(cgroup.trim_start_matches('/')));
+            let is_of_pod = is_below
+                || state.identity.k8s_pod == pod.k8s_pod && state.identity.k8s_namespace == pod.k8s_namespace;
             let ran = |run: &Run| {
                 run.begin().is_none_or(|begin| begin <= at) && run.ended.is_none_or(|ended| ended >= at)
             };

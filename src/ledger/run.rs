@@ -80,8 +80,11 @@ pub struct Run {
     pub host_restart: Option<f64>,
     /// No source reported the exit: the container was only not listed any more, or its next run began.
     pub(super) is_exit_assumed: bool,
-    /// The runtime reported the end of a stop just after the exit.
+    /// The runtime reported the end of a stop: Docker does so just after the exit, from version 28 on just before it.
     pub is_stop_confirmed: bool,
+    /// Its end was reported so late that an exit code of 0 is not trusted.
+    #[serde(default)]
+    pub(super) is_success_doubted: bool,
     /// Unix time of its last CUDA out-of-memory error.
     pub cuda_oom: Option<f64>,
     /// Unix time of the last one in its log.
@@ -110,6 +113,9 @@ pub struct Run {
     /// Unix time of the first cycle that saw no process of it, if none has seen one since.
     #[serde(skip)]
     pub(super) empty_since: Option<f64>,
+    /// A cycle saw a process of it.
+    #[serde(skip)]
+    pub(super) had_processes: bool,
 }
 
 impl Run {
@@ -239,10 +245,11 @@ impl Run {
         self.empty_since.map(|since| since.max(kill))
     }
 
-    /// Returns when it ended, by the reported time: an engine that did not respond for a while reports an end when it goes on, long after
-    /// cycles saw no process any more.
+    /// Returns when it ended, by the reported time: an engine that did not respond for a while reports an end when it resumes, long after
+    /// the last cycle that saw a process of it.
     pub fn likely_end(&self, reported: f64) -> f64 {
-        self.empty_since.filter(|since| reported - since > MAX_END_EVENT_DELAY).unwrap_or(reported)
+        let is_late = |since: &f64| self.had_processes && reported - since > MAX_END_EVENT_DELAY;
+        self.empty_since.filter(is_late).unwrap_or(reported)
     }
 
     /// Records whether a cycle saw processes of it.
@@ -253,6 +260,7 @@ impl Run {
     /// Records the sample and the processes of a cycle that is applied `now`.
     pub fn record_usage(&mut self, now: Timestamp, at: Timestamp, usage: &Arc<ContainerUsage>) {
         // of one that is listed, and whose processes are hidden, it is not known whether there is any
+        self.had_processes |= !usage.processes.is_empty();
         self.record_processes(at, !usage.has_all_processes || !usage.processes.is_empty());
         if let Some(sample) = usage.sample {
             self.history.record(at, sample);

@@ -32,7 +32,7 @@ impl LimitPosition {
     /// Returns where the limit that a kill hit is; see [`LimitPosition::of`].
     pub fn of_kill(kill: &Kill, container_id: &str, limits: (Option<u64>, Option<u64>)) -> Self {
         match Self::of(&kill.limit_cgroup, container_id, limits) {
-            Self::Above if kill.alone_in_pod => Self::Own,
+            Self::Above if kill.alone_in_pod && is_own_limit(kill, limits) => Self::Own,
             position => position,
         }
     }
@@ -55,6 +55,17 @@ impl LimitPosition {
             _ if container_id.is_empty() => Self::Unnamed,
             _ => Self::Above,
         }
+    }
+}
+
+/// Returns whether the limit of a pod may be that of its only container: a pod can have one of its own.
+fn is_own_limit(kill: &Kill, (own, effective): (Option<u64>, Option<u64>)) -> bool {
+    let reported = kill.report.as_ref().filter(|report| !report.host).and_then(|report| report.limit_bytes);
+    match (own, reported) {
+        (Some(own), Some(reported)) => own == reported,
+        (Some(_), None) => true,
+        // without a sample nothing contradicts it
+        (None, _) => effective.is_none(),
     }
 }
 

@@ -347,13 +347,13 @@ fn case_27_renamed_container_keeps_counts_and_history_and_continues_under_new_na
     assert_eq!(events.matches("oom kill").count(), 2, "{events}");
 
     // once it has ended, and while memledger does not run
-    container.docker(&["kill", &container.id]);
+    scene.engine.docker(&["kill", &container.id]);
     ledger.ends(&new, "stopped", 1);
     drop(ledger);
     rename(&last);
     let other = scene.run("new", &[], &["hold"]);
     let why = answer(&scene, &["why", &last]);
-    assert!(why.contains("OUT OF MEMORY") || why.contains("STOPPED"), "{why}");
+    assert!(why.contains("OUT OF MEMORY") && why.contains("was killed on request"), "{why}");
     let ledger = scene.start_memledger(&[&scene.state()]);
     ledger.eventually("the container that took the name", |metrics| {
         metrics.try_value("memledger_container_info", &[("container_id", &other.id)]).map(drop)

@@ -54,26 +54,44 @@ pub struct DockerReconciler<'a> {
     absent_since: Option<f64>,
     /// Containers whose end was among the events since then.
     reported_ends: HashSet<ContainerId>,
+    /// Containers that may have ended unnoticed, and could not be inspected yet.
+    uninspected: HashSet<ContainerId>,
 }
 
 impl<'a> DockerReconciler<'a> {
     pub fn new(watcher: &'a Watcher<'a>, resume: &'a mut DockerResumeState) -> Self {
         let (kind, listed_at) = (ListKind::First, Timestamp::now());
         let absent_since = resume.since;
-        let (oversized, changed, reported_ends) = (HashSet::new(), HashSet::new(), HashSet::new());
-        Self { watcher, resume, kind, listed_at, oversized, changed, absent_since, reported_ends }
+        let (oversized, changed) = (HashSet::new(), HashSet::new());
+        let (reported_ends, uninspected) = (HashSet::new(), HashSet::new());
+        Self {
+            watcher,
+            resume,
+            kind,
+            listed_at,
+            oversized,
+            changed,
+            absent_since,
+            reported_ends,
+            uninspected,
+        }
     }
 
     /// Returns whether a container may have ended while no events were read, without an event: the engine keeps few, and a health check is
     /// three of them.
     fn may_have_ended_unnoticed(&self, listed: &ContainerSummary) -> bool {
+        let id = listed.id.as_deref().map(ContainerId::new).filter(|_| !may_run(listed));
+        let Some(id) = id else { return false };
         let absence = self.absent_since.map(|since| self.listed_at.unix_seconds() - since);
         let is_recent =
-            absence.is_some_and(|absence| may_have_ended_within(listed, absence + EVENT_DELAY_SECONDS));
-        let id = listed.id.as_deref().map(ContainerId::new);
-        self.kind == ListKind::First
-            && is_recent
-            && id.is_some_and(|id| !self.reported_ends.contains(&id) && !self.resume.open.contains(&id))
+            || absence.is_some_and(|absence| may_have_ended_within(listed, absence + EVENT_DELAY_SECONDS));
+        match self.kind {
+            ListKind::First => {
+                !self.reported_ends.contains(&id) && !self.resume.open.contains(&id) && is_recent()
+            }
+            ListKind::Full => self.uninspected.contains(&id),
+            ListKind::Changed => false,
+        }
     }
 
     fn publish(&mut self, runtime_event: RuntimeEvent) {
@@ -129,10 +147,12 @@ impl<'a> DockerReconciler<'a> {
             }
             there.insert(id.clone());
             if self.may_have_ended_unnoticed(listed) {
-                if let Some(response) = responses.remove(id.as_str())
-                    && let Ok(Some(found)) = self.read_inspect(&id, response)
-                {
-                    self.publish_unnoticed_run(&found);
+                match responses.remove(id.as_str()).map(|response| self.read_inspect(&id, response)) {
+                    Some(Ok(found)) => {
+                        self.uninspected.remove(&id);
+                        found.iter().for_each(|found| self.publish_unnoticed_run(found));
+                    }
+                    Some(Err(_)) | None => drop(self.uninspected.insert(id)), // by a later list
                 }
                 continue;
             }

@@ -430,9 +430,10 @@ impl HostHistory {
                 && query.until.is_none_or(|until| event.at() <= until)
                 && (!query.only_notable || event.is_notable())
                 && (query.ids.is_empty() || query.ids.contains(&event.id()))
-                && wanted.is_none_or(|wanted| match is_name {
-                    true => has_name(event, wanted),
-                    false => event.subject().is_some_and(|it| it.container_id.starts_with(wanted)),
+                && wanted.is_none_or(|wanted| match (is_name, event.subject()) {
+                    (true, _) => has_name(event, wanted),
+                    (false, Some(it)) => it.identity.is_of_pod(wanted) || it.container_id.starts_with(wanted),
+                    (false, None) => false,
                 })
         };
         self.events

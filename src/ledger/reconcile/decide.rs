@@ -162,9 +162,10 @@ impl Reconciler {
             KillOwner::Container(subject) => {
                 let Some(victim) = self.decide_victim(pending, now) else { return false };
                 let (scope, when) = (pending.kill.scope, pending.kill.at);
-                self.totals.count_kill(&subject.identity, victim, scope, when);
+                let name = pending.counted_as.as_ref().unwrap_or(&subject.identity);
+                self.totals.count_kill(name, victim, scope, when);
                 if let Some(id) = pending.container.clone().filter(|id| self.containers.get(id).is_some()) {
-                    self.containers.modify(&id).count_kill(when);
+                    self.containers.modify(&id).count_kill(pending.counted_as.as_ref(), when);
                 }
                 let pending = &self.pending[at];
                 let mut number_in_run = None;

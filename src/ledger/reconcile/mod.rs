@@ -325,7 +325,7 @@ impl Reconciler {
         for transition in self.containers.apply_cycle(now, report) {
             self.apply_transition(now, transition);
         }
-        self.apply_renamed(now);
+        self.apply_renamed();
         self.note_seen_victims(report);
         self.count_starts(now);
         for (container, usage) in std::iter::zip(&report.inventory.containers, &report.containers) {
@@ -374,7 +374,7 @@ impl Reconciler {
                 self.apply_transition(now, transition);
             }
         }
-        self.apply_renamed(now);
+        self.apply_renamed();
         self.count_starts(now);
     }
 
@@ -387,21 +387,18 @@ impl Reconciler {
 
     /// Gives containers their new names in what is undecided, and in their events and runs in the store. Counts stay with the name
     /// that they happened under, but for a short id.
-    fn apply_renamed(&mut self, now: Timestamp) {
+    fn apply_renamed(&mut self) {
         for Renaming { id, before, is_first } in self.containers.take_renamed() {
             let Some(state) = self.containers.get(&id) else { continue };
             let identity = state.identity.clone();
             let is_counted = before.is_some_and(|before| is_first && self.totals.move_to(&before, &identity));
-            let gaps = self.settled_gaps.iter_mut().map(|(_, pending)| (pending, true));
-            for (pending, is_settled) in self.pending.iter_mut().map(|pending| (pending, false)).chain(gaps) {
-                let is_its = pending.container.as_ref() == Some(&id);
-                if let KillOwner::Container(subject) = &mut pending.kill.owner
-                    && is_its
-                {
-                    subject.rename(&identity);
-                    if !is_settled {
-                        self.totals.set_last_kill(&identity, pending.kill.at, now.unix_seconds());
-                    }
+            let gaps = self.settled_gaps.iter_mut().map(|(_, pending)| pending);
+            let kills = self.pending.iter_mut().chain(gaps);
+            for pending in kills.filter(|pending| pending.container.as_ref() == Some(&id)) {
+                if let KillOwner::Container(subject) = &pending.kill.owner {
+                    let before = subject.identity.clone();
+                    pending.counted_as = pending.counted_as.take().or((!is_first).then_some(before));
+                    pending.kill.rename(&identity);
                 }
             }
             let exits = self.pending_exits.iter_mut().map(|pending| (&pending.id, &mut pending.exit.subject));

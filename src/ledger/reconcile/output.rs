@@ -116,11 +116,12 @@ impl Reconciler {
         let mut of_former_names: HashMap<&Identity, (u64, Option<f64>)> = HashMap::new();
         for (_, state) in self.containers.iter().filter(|(_, state)| !state.hidden) {
             // what was counted under a former name is shown as that of a container that ended then
-            let former = state.former.iter().filter(|(until, _)| *until > shown_since);
-            shown.extend(former.map(|(until, name)| (*until, name)));
-            if state.former_kills > 0 {
+            let former = state.former.iter().filter(|former| former.until > shown_since);
+            let former = former.filter(|former| former.identity.is_included(&self.config.filter));
+            shown.extend(former.map(|former| (former.until, &former.identity)));
+            if state.former_kills() > 0 && state.is_running() {
                 let (kills, last) = of_former_names.entry(&state.identity).or_default();
-                *kills += state.former_kills;
+                *kills += state.former_kills();
                 *last = last.iter().copied().chain(state.last_kill).reduce(f64::max);
             }
             let until = match &state.run {

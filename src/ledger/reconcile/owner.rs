@@ -61,6 +61,8 @@ pub struct PendingKill {
     pub hints: Hints,
     /// Its container, possibly not named yet.
     pub container: Option<ContainerId>,
+    /// The name that the container had when the kill was noticed, if it was renamed since: it is counted there.
+    pub counted_as: Option<Identity>,
     /// The run of that container; `None` until it is reported, and if none was.
     pub run: Option<u32>,
     /// Second records of this kill, which the cgroup counted too.
@@ -100,6 +102,7 @@ impl PendingKill {
             happened,
             hints,
             container: None,
+            counted_as: None,
             run: None,
             duplicates: 0,
             is_logged: false,
@@ -384,8 +387,9 @@ impl Reconciler {
             victim.program.or_else(|| run?.process(parent?).and_then(|parent| parent.program))
         });
         let ended = run.and_then(|run| run.ended);
-        let is_of_pod = is_pod_limit(&self.pending[at].kill.limit_cgroup);
-        let alone_in_pod = is_of_pod && self.containers.is_alone_in_pod(&id, self.pending[at].kill.at);
+        let of = &self.pending[at].kill;
+        let alone_in_pod =
+            is_pod_limit(&of.limit_cgroup) && self.containers.is_alone_in_pod(&id, &of.limit_cgroup, of.at);
         let pending = &mut self.pending[at];
         pending.kill.alone_in_pod = alone_in_pod;
         pending.run = number;

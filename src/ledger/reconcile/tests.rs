@@ -39,7 +39,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 
 use super::*;
-use crate::events::{Exit, ExitReason, Identity, OomScope, Victim};
+use crate::events::{ContainerRef, Exit, ExitReason, Identity, OomScope, Victim};
 use crate::ledger::exchange::ContainerFigures;
 use crate::ledger::interval::{LogClock, Written};
 use crate::ledger::sources::kernel_log::LogEntry;
@@ -85,8 +85,10 @@ impl MemoryStore {
         }
         self.contents = LedgerState::of_rows(rows);
         for (id, identity) in changes.renames {
-            let subjects = self.events.values_mut().filter_map(LedgerEvent::subject_mut);
-            subjects.filter(|it| *it.container_id == *id.as_str()).for_each(|it| it.rename(&identity));
+            let is_its = |it: &ContainerRef| *it.container_id == *id.as_str();
+            let events = self.events.values_mut();
+            events.filter(|event| event.subject().is_some_and(is_its)).for_each(|it| it.rename(&identity));
+            self.runs.values_mut().filter(|run| is_its(&run.subject)).for_each(|run| run.rename(&identity));
         }
         self.events.extend(changes.events.into_iter().filter_map(|(id, event)| Some((id, event?))));
         self.runs.extend(changes.runs);

@@ -47,7 +47,7 @@ pub const FILE: &str = "ledger.sqlite3";
 const DAMAGED: &str = "corrupt";
 const OLDER: &str = "older";
 /// Maximum number of rows that a correction of times or a new name reads into memory at once.
-const CHANGED_AT_ONCE: i64 = 100;
+const CHANGED_AT_ONCE: usize = 100;
 
 /// Selects events.
 #[derive(Clone, Debug, Default)]
@@ -56,8 +56,8 @@ pub struct Query {
     pub since: Option<f64>,
     /// Events until this Unix time.
     pub until: Option<f64>,
-    /// Events of this container: its name, in a pod also `POD/NAME` or `NAMESPACE/POD/NAME`; if no container has this
-    /// name, its id or a prefix of its id.
+    /// Events of this container: its name, in a pod also `POD/NAME` or `NAMESPACE/POD/NAME`. If no container has this name: the prefix of
+    /// an id; all containers of a pod, by `POD` or `NAMESPACE/POD`; a name before a rename.
     pub container: Option<String>,
     /// Only events of which `memledger why` without a name is about the newest; see [`LedgerEvent::is_notable`].
     pub only_notable: bool,
@@ -212,7 +212,7 @@ fn correct_times(transaction: &Transaction<'_>, first_id: u64, step: &ClockStep)
             .prepare(
                 "SELECT id, body FROM events WHERE id >= ?1 AND at BETWEEN ?2 AND ?3 ORDER BY id LIMIT ?4",
             )?
-            .query_map(params![signed(next), since, until, CHANGED_AT_ONCE], |row| {
+            .query_map(params![signed(next), since, until, limit(CHANGED_AT_ONCE)], |row| {
                 Ok((row.get(0)?, row.get(1)?))
             })?
             .collect::<Result<_, _>>()?;
@@ -232,38 +232,31 @@ fn correct_times(transaction: &Transaction<'_>, first_id: u64, step: &ClockStep)
 
 /// Gives a container another name in its events and runs.
 fn rename(transaction: &Transaction<'_>, id: &ContainerId, identity: &Identity) -> rusqlite::Result<()> {
-    let rows = |table: &str, after: i64| -> rusqlite::Result<Vec<(i64, String)>> {
-        transaction
-            .prepare(&format!(
-                "SELECT id, body FROM {table} WHERE container_id = ?1 AND id > ?2 ORDER BY id LIMIT ?3"
-            ))?
-            .query_map(params![id.as_str(), after, CHANGED_AT_ONCE], |row| Ok((row.get(0)?, row.get(1)?)))?
-            .collect()
+    let ids = |table: &str| -> rusqlite::Result<Vec<i64>> {
+        let sql = format!("SELECT id FROM {table} WHERE container_id = ?1");
+        transaction.prepare(&sql)?.query_map([id.as_str()], |row| row.get(0))?.collect()
     };
-    let mut last = i64::MIN;
-    loop {
-        let read = rows("events", last)?;
-        let Some((newest, _)) = read.last() else { break };
-        last = *newest;
-        let renamed = read.into_iter().filter_map(|(_, body)| {
-            let mut event: LedgerEvent = serde_json::from_str(&body).ok()?;
-            event.subject_mut()?.rename(identity);
-            Some(event)
-        });
-        write_events(transaction, &renamed.collect::<WriteBatch>().events)?;
+    let body = |table: &str, row: i64| -> rusqlite::Result<String> {
+        let sql = format!("SELECT body FROM {table} WHERE id = ?1");
+        transaction.prepare(&sql)?.query_row([row], |row| row.get(0))
+    };
+    for some in ids("events")?.chunks(CHANGED_AT_ONCE) {
+        let mut batch = WriteBatch::default();
+        for row in some {
+            if let Ok(mut event) = serde_json::from_str::<LedgerEvent>(&body("events", *row)?) {
+                event.rename(identity);
+                batch.put_event(event);
+            }
+        }
+        write_events(transaction, &batch.events)?;
     }
-    last = i64::MIN;
-    loop {
-        let read = rows("runs", last)?;
-        let Some((newest, _)) = read.last() else { return Ok(()) };
-        last = *newest;
-        let renamed = read.into_iter().filter_map(|(row, body)| {
-            let mut run: RunRecord = serde_json::from_str(&body).ok()?;
+    for row in ids("runs")? {
+        if let Ok(mut run) = serde_json::from_str::<RunRecord>(&body("runs", row)?) {
             run.rename(identity);
-            Some((unsigned(row), run))
-        });
-        runs::write(transaction, &renamed.collect())?;
+            runs::write(transaction, &BTreeMap::from([(unsigned(row), run)]))?;
+        }
     }
+    Ok(())
 }
 
 fn move_from_future(connection: &mut Connection, now_unix: f64) -> rusqlite::Result<usize> {

@@ -53,7 +53,8 @@ struct Condition {
 /// The condition on the beginning of an id.
 const OF_ID: &str = "container_id >= ?2 AND container_id < ?3 AND at >= ?1";
 /// The condition on a pod, and its namespace if that is not NULL.
-const IN_POD: &str = "at >= ?1 AND container_id IS NOT NULL AND json_valid(body) AND json_extract(body, '$.k8s_pod_name') = ?2 \
+const IN_POD: &str = "at >= ?1 AND container_id IS NOT NULL AND body LIKE '%\"k8s_pod_name\"%' AND json_valid(body) \
+                      AND json_extract(body, '$.k8s_pod_name') = ?2 \
                       AND (?3 IS NULL OR json_extract(body, '$.k8s_namespace_name') = ?3)";
 
 impl Condition {
@@ -123,8 +124,9 @@ impl Condition {
 
 /// Returns the id of the container that had this name last before it was renamed.
 fn named_before(connection: &Connection, name: &str) -> rusqlite::Result<Option<String>> {
-    let sql = "SELECT container_id FROM events, json_each(body, '$.former_names') WHERE container_id IS NOT NULL \
-               AND json_valid(body) AND json_each.value = ?1 ORDER BY at DESC LIMIT 1";
+    let sql = "SELECT container_id FROM (SELECT container_id, at, body FROM events WHERE container_id IS NOT NULL \
+               AND body LIKE '%\"former_names\"%' AND json_valid(body)), json_each(body, '$.former_names') \
+               WHERE json_each.value = ?1 ORDER BY at DESC LIMIT 1";
     connection.query_row(sql, [name], |row| row.get(0)).optional()
 }
 

@@ -139,8 +139,8 @@ impl WriteBatch {
     /// Gives a container another name in its events and runs, in these changes and in the store.
     pub fn rename(&mut self, id: ContainerId, identity: Identity) {
         let is_its = |subject: &ContainerRef| *subject.container_id == *id.as_str();
-        let subjects = self.events.values_mut().flatten().filter_map(LedgerEvent::subject_mut);
-        subjects.filter(|subject| is_its(subject)).for_each(|subject| subject.rename(&identity));
+        let events = self.events.values_mut().flatten();
+        events.filter(|event| event.subject().is_some_and(is_its)).for_each(|event| event.rename(&identity));
         self.runs.values_mut().filter(|run| is_its(&run.subject)).for_each(|run| run.rename(&identity));
         self.renames.insert(id, identity);
     }

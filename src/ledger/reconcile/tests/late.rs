@@ -395,22 +395,41 @@ fn kill_ended_a_container_that_no_cycle_saw_and_whose_exit_is_reported_late() {
     assert_eq!((story.counted("a"), story.reasons('a')), ((1, 0), vec![Some(ExitReason::OomContainer)]));
 }
 
-/// Docker reports what ended while it was halted, or while its containerd was away, with the time at which it goes on.
+/// Docker reports what ended while it was halted, or while its containerd was away, with the time at which it resumes.
 #[test]
 fn end_that_is_reported_long_after_the_last_process_has_the_time_of_that() {
-    for (code, reason) in [(Some(3), ExitReason::Error), (Some(0), ExitReason::Unknown)] {
+    let process = ProcessUsage {
+        pid: 70,
+        ppid: 1,
+        comm: "train".into(),
+        role: Role::Other,
+        python: false,
+        memory: ResidentMemory { rss_bytes: 1, anon_bytes: 1 },
+        pss_bytes: None,
+        program: None,
+    };
+    // with a code of its own; with a doubted one, also when it is repeated; and where cycles never saw a process
+    for (code, has_processes, reason, ended_at) in [
+        (Some(3), true, ExitReason::Error, 6.0),
+        (Some(0), true, ExitReason::Unknown, 6.0),
+        (Some(0), false, ExitReason::Completed, 80.0),
+    ] {
         let mut story = Story::new();
         story.event('a', 0.1, EventKind::Started);
         story.usage.has_all_processes = true;
         for second in [5.0, 6.0, 40.0, 79.0] {
+            let is_alive = second < 6.0 && has_processes;
+            story.usage.processes = if is_alive { vec![process.clone()] } else { vec![] };
             story.cycle(second, &[('a', Some(0.1))], &[("docker", true)]);
             story.settle(second);
         }
-        story.event('a', 80.0, ended(code));
+        for _ in 0..2 {
+            story.event('a', 80.0, ended(code));
+        }
         for at in [80.0, 84.0, 96.0] {
             story.settle(at);
         }
         let exit = story.exits('a').remove(0);
-        assert_eq!((exit.reason, exit.at), (Some(reason), story.at(5.0).unix_seconds()));
+        assert_eq!((exit.reason, exit.at), (Some(reason), story.at(ended_at).unix_seconds()));
     }
 }

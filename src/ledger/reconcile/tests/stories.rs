@@ -452,6 +452,71 @@ fn stop_is_known_with_its_signal_whenever_its_events_come() {
 }
 
 #[test]
+fn container_that_gets_its_former_name_back_has_each_kill_once() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    let rename = |story: &mut Story, at: f64, name: &str| {
+        let named = ContainerDetails { name: name.into(), labels_match: true, ..ContainerDetails::default() };
+        story.named_event('a', at, at, Some(named), EventKind::Renamed);
+    };
+    for (at, name) in [(10.0, "b"), (20.0, "a"), (30.0, "b"), (40.0, "a")] {
+        story.kill_in('a', at - 8.0, at as u32);
+        story.settle(at - 8.0);
+        story.settle(at - 1.0);
+        rename(&mut story, at, name);
+        story.settle(at);
+    }
+    // after a restart of memledger its runtime repeats them
+    story.restart(41.0);
+    rename(&mut story, 10.0, "b");
+    rename(&mut story, 20.0, "a");
+    story.settle(42.0);
+    assert_eq!((story.counted("a"), story.counted("b")), ((0, 2), (0, 2)));
+    let figures = story.reconciler.figures(story.at(42.0)).containers;
+    let of_it = figures.iter().find(|it| &*it.identity.name == "a").unwrap();
+    assert_eq!((of_it.kills.as_flattened().iter().sum::<u64>(), of_it.former_kills), (2, 2));
+}
+
+#[test]
+fn kill_of_which_is_undecided_at_a_rename_is_counted_under_the_name_of_its_time() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill_in('a', 1.0, 71);
+    story.settle(1.0);
+    let named = ContainerDetails { name: "new".into(), labels_match: true, ..ContainerDetails::default() };
+    story.named_event('a', 2.0, 2.0, Some(named), EventKind::Renamed);
+    for at in [2.0, 8.0, 30.0] {
+        story.settle(at);
+    }
+    assert_eq!((story.counted("a"), story.counted("new")), ((0, 1), (0, 0)));
+    assert_eq!(story.owner().as_deref(), Some("new"), "its event");
+    let figures = story.reconciler.figures(story.at(30.0)).containers;
+    let last_kills: Vec<_> = figures.iter().map(|it| (&*it.identity.name, it.last_kill.is_some())).collect();
+    assert_eq!(last_kills, [("a", true), ("new", false)], "one of them alerts");
+}
+
+#[test]
+fn name_that_is_shared_with_another_runtime_is_no_rename() {
+    let mut story = Story::new();
+    let both: &[_] = &[("docker", true)];
+    for (at, name) in [(1.0, "a"), (2.0, "a@docker"), (3.0, "a"), (4.0, "a@docker")] {
+        story.event('a', 0.1, EventKind::Started);
+        story.cycle_as(at, &[('a', Some(0.1))], both, |_| name.to_owned());
+        story.kill_in('a', at + 0.1, at as u32);
+        story.settle(at + 0.1);
+    }
+    for at in [5.0, 30.0] {
+        story.settle(at);
+    }
+    let subjects = story.store.kills().map(|kill| match &kill.owner {
+        KillOwner::Container(subject) => (subject.identity.name.to_string(), subject.former_names.len()),
+        owner => panic!("{owner:?}"),
+    });
+    let expected = ["a", "a@docker", "a", "a@docker"].map(|name| (name.to_owned(), 0));
+    assert_eq!(subjects.collect::<Vec<_>>(), expected, "as they were recorded");
+}
+
+#[test]
 fn limit_of_a_pod_is_the_containers_where_no_other_one_of_it_runs() {
     let in_pod = |name: &str| {
         let pod = Pod { namespace: "ml".into(), name: "train-0".into(), ..Pod::default() };
@@ -491,6 +556,22 @@ fn limit_of_a_pod_is_the_containers_where_no_other_one_of_it_runs() {
         }
         assert_eq!(story.last_kill().alone_in_pod, expected, "{limit}");
     }
+}
+
+#[test]
+fn former_name_that_the_filter_excludes_is_not_shown() {
+    let only = Filter { include: Some(regex::Regex::new("^train").unwrap()), ..Filter::default() };
+    let mut story = Story::filtered(only);
+    let named = |name: &str| {
+        Some(ContainerDetails { name: name.into(), labels_match: true, ..ContainerDetails::default() })
+    };
+    story.named_event('a', 0.1, 0.1, named("secret"), EventKind::Started);
+    story.kill_in('a', 1.0, 71);
+    story.settle(1.0);
+    story.settle(8.0);
+    story.named_event('a', 9.0, 9.0, named("train"), EventKind::Renamed);
+    story.settle(9.0);
+    assert_eq!(story.shown(9.0), ["train"]);
 }
 
 #[test]
