@@ -259,9 +259,10 @@ impl Run {
 
     /// Records the sample and the processes of a cycle that is applied `now`.
     pub fn record_usage(&mut self, now: Timestamp, at: Timestamp, usage: &Arc<ContainerUsage>) {
-        // of one that is listed, and whose processes are hidden, it is not known whether there is any
         self.had_processes |= !usage.processes.is_empty();
-        self.record_processes(at, !usage.has_all_processes || !usage.processes.is_empty());
+        if usage.has_all_processes || !usage.processes.is_empty() {
+            self.record_processes(at, !usage.processes.is_empty());
+        }
         if let Some(sample) = usage.sample {
             self.history.record(at, sample);
         }
