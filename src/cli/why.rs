@@ -113,25 +113,7 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         anyhow::Ok(found)
     };
     let existing = container.and_then(|wanted| find(&host, wanted));
-    let mut found = query_verdict(container, now.unix_seconds(), with_log)?;
-    let mut note = None;
-    if let Some(existing) = existing {
-        // the wanted name is another container's now
-        let is_other = |verdict: &mut Verdict| {
-            container.is_some_and(|wanted| has_other_name(verdict, wanted))
-                && verdict
-                    .subject
-                    .as_ref()
-                    .is_some_and(|subject| *subject.container_id != *existing.id.as_str())
-        };
-        note = found.take_if(is_other).map(|other| another_had_name(&other));
-        // it was renamed while memledger did not run
-        if found.is_none() && note.is_none() {
-            found = query_verdict(Some(existing.id.as_str()), now.unix_seconds(), with_log)?;
-            let subject = found.as_mut().and_then(|verdict| verdict.subject.as_mut());
-            subject.into_iter().for_each(|subject| subject.rename(&subject_of(existing).identity));
-        }
-    }
+    let (found, note) = verdict_on(container, existing, now.unix_seconds(), with_log)?;
     if let Some(mut verdict) = found {
         if let Some(log) = &log {
             log.add_to(&mut verdict);
@@ -152,6 +134,33 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let known = not_found(container, existing, events)?;
     answer.print_unknown(&known)?;
     Ok(none_found(&ledger, &host))
+}
+
+/// Returns the verdict on a container, or on the newest end of all, and a sentence if another container had the wanted name before.
+/// `existing`: the container that has it now.
+fn verdict_on(
+    wanted: Option<&str>,
+    existing: Option<&ExistingContainer>,
+    now: f64,
+    events: impl Fn(&Query) -> anyhow::Result<Vec<LedgerEvent>>,
+) -> anyhow::Result<(Option<Verdict>, Option<String>)> {
+    let mut found = query_verdict(wanted, now, &events)?;
+    let Some((wanted, existing)) = wanted.zip(existing) else { return Ok((found, None)) };
+    let is_other = |verdict: &mut Verdict| {
+        let subject = verdict.subject.as_ref();
+        has_other_name(verdict, wanted)
+            && subject.is_some_and(|subject| *subject.container_id != *existing.id.as_str())
+    };
+    if let Some(other) = found.take_if(is_other) {
+        return Ok((None, Some(another_had_name(&other))));
+    }
+    if found.is_none() {
+        // it was renamed while memledger did not run
+        found = query_verdict(Some(existing.id.as_str()), now, &events)?;
+        let subject = found.as_mut().and_then(|verdict| verdict.subject.as_mut());
+        subject.into_iter().for_each(|subject| subject.rename(&subject_of(existing).identity));
+    }
+    Ok((found, None))
 }
 
 /// Returns a sentence on the container that had the wanted name before it was renamed, and lost a process or ended.

@@ -354,7 +354,7 @@ impl ContainerTable {
         if new && (named || !state.named) {
             let is_first = !state.named;
             if is_same_but_for_runtime(&state.identity, &name, container) {
-                state.identity = name; // another container took or left the name: nobody renamed this one
+                state.identity = name; // another container took or freed the name; this one was not renamed
             } else {
                 renaming = state.rename(name, at.unix_seconds()).map(|before| (before, is_first));
             }
@@ -536,7 +536,7 @@ impl ContainerTable {
         })
     }
 
-    /// Returns whether a container ran without any other one of its pod, whose cgroup this is, at this Unix time.
+    /// Returns whether no other container of its pod ran at this Unix time. `cgroup`: that of the pod.
     pub fn is_alone_in_pod(&self, id: &ContainerId, cgroup: &str, at: f64) -> bool {
         let Some(pod) = self.get(id).map(|state| &state.identity).filter(|it| !it.k8s_pod.is_empty()) else {
             return false;

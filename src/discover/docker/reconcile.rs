@@ -52,7 +52,7 @@ pub struct DockerReconciler<'a> {
     pub(super) changed: HashSet<ContainerId>,
     /// Unix time up to which the events of this socket are known; `None` if it is new to the ledger.
     absent_since: Option<f64>,
-    /// Containers whose end was among the events since then.
+    /// Containers that ended by an event since then.
     reported_ends: HashSet<ContainerId>,
     /// Containers that may have ended unnoticed, and could not be inspected yet.
     uninspected: HashSet<ContainerId>,
