@@ -106,7 +106,7 @@ dist: cargo ## build what is shipped into target/packages: program, wheel, tarba
 	@deploy/supply/dist.sh $(TARGET)/packages
 	@deploy/packages/build.sh $(TARGET)/packages
 
-wheel: dist ## the wheel alone is target/packages/memledger-*.whl
+wheel: dist ## the wheel alone is target/packages/memledger_exporter-*.whl
 
 image: dist ## the image around the program of make dist, without a network (IMAGE=NAME:TAG)
 	@deploy/packages/image.sh $(TARGET)/packages/memledger $(or $(IMAGE),$(IMAGE_NAME))

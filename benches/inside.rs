@@ -45,10 +45,10 @@ const CALLS: &str = "
 import time, torch
 torch.cuda.init()
 torch.cuda.standin_allocate(1 << 20)
-import memledger
-from memledger import _torch
+import memledger_client
+from memledger_client import _torch
 def tracked():
-    with memledger.track('model', 'forward'):
+    with memledger_client.track('model', 'forward'):
         pass
 def empty():
     pass
@@ -60,14 +60,14 @@ def best(call, count):
         return (time.thread_time_ns() - before) / count
     return min(used() for _ in range(7))
 tracked()
-print(best(_torch.devices, 5000), best(memledger.step, 20000), best(tracked, 2000), best(empty, 100000))
+print(best(_torch.devices, 5000), best(memledger_client.step, 20000), best(tracked, 2000), best(empty, 100000))
 ";
 
 /// Prints the milliseconds of processor time of the client's import, where torch has imported what it needs itself.
 const IMPORT: &str = "
 import contextlib, functools, json, socket, sys, threading, typing, time
 before = time.process_time_ns()
-import memledger
+import memledger_client
 print((time.process_time_ns() - before) / 1e6)
 ";
 
@@ -325,9 +325,9 @@ fn part() -> Outcome<String> {
          | | us | calls of an empty function |\n\
          | --- | ---: | ---: |\n\
          | reading the counters of torch's allocator, once a second | {:.1} | {:.0} |\n\
-         | `memledger.step()` | {:.2} | {:.0} |\n\
-         | `with memledger.track(...)` | {:.1} | {:.0} |\n\n\
-         `import memledger` takes {:.0} ms without bytecode, as from a read-only mount, in a program that has imported what torch \
+         | `memledger_client.step()` | {:.2} | {:.0} |\n\
+         | `with memledger_client.track(...)` | {:.1} | {:.0} |\n\n\
+         `import memledger_client` takes {:.0} ms without bytecode, as from a read-only mount, in a program that has imported what torch \
          imports. Best of several. Goals: 20 us ({}), 5 us ({}), 100 us ({}), 40 ms ({}).\n\n\
          From the start of an unmodified program in a new container until `/metrics` shows its partition, over {STARTS} starts, with \
          the default settings and stand-ins for torch and the driver: {median:.1} s in the median, {longest:.1} s at most. Goal: 3 s \

@@ -30,7 +30,7 @@ def _start():
     directories.append(here)
     if len(directories) == 1:
         try:
-            _execute("_startup", [os.path.join(here, "memledger")]).install()
+            _execute("_startup", [os.path.join(here, "memledger_client")]).install()
         except Exception:  # a program must start as it would without memledger
             pass
     _execute("sitecustomize", [entry for entry in sys.path if os.path.realpath(entry or ".") not in directories])

@@ -562,7 +562,7 @@ catalog! {
         "High beside a failed allocation means fragmentation.";
     CONTAINER_TORCH_ALLOCATED_PEAK = Gauge ContainerGpu "memledger_container_torch_allocated_peak_bytes" ["rank"] max TORCH,
         "Highest memory of tensors since the process started, by torch's own exact peak; absent if two processes share a rank.",
-        "A program that resets torch's peaks does not reset this one. It begins again at the end of a search for a batch size (`memledger.batch_search()`).";
+        "A program that resets torch's peaks does not reset this one. It begins again at the end of a search for a batch size (`memledger_client.batch_search()`).";
     CONTAINER_TORCH_RESERVED_PEAK = Gauge ContainerGpu "memledger_container_torch_reserved_peak_bytes" ["rank"] max TORCH,
         "Highest memory that torch's allocator held since the process started; absent if two processes share a rank.";
     CONTAINER_TORCH_OOMS = Counter ContainerGpu "memledger_container_torch_ooms_total" [] max 4_096, since Container,

@@ -164,7 +164,7 @@ fn program_without_the_client_is_not_reporting() {
 /// A program of before, of which only the import line changed.
 const TRACKED: &str = r#"
 import torch
-from memledger.compat import MemoryTracker
+from memledger_client.compat import MemoryTracker
 tracker = MemoryTracker()
 tracker.log_memory("system", "experiment_start")
 torch.cuda.standin_allocate(300 << 20)

@@ -1,7 +1,11 @@
-//! One word, one meaning: a type's name is clear without its module, so no two modules define the same one.
+//! One word, one meaning: a type's name is clear without its module, so no two modules define the same one. And nothing has the name of
+//! another project: PyPI's `memledger`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use regex::Regex;
 
 /// Names that may stand in several modules, with the reason.
 const ALLOWED: [(&str, &str); 1] = [(
@@ -73,4 +77,64 @@ fn shared_names_are_found() {
     let shared = shared(files);
     assert_eq!(shared.keys().collect::<Vec<_>>(), ["Found", "Other"]);
     assert_eq!(shared["Other"], ["b.rs", "c.rs"].map(str::to_owned).into());
+}
+
+/// PyPI's other project, and its import.
+const OTHER_PROJECT: &str = "memledger";
+
+/// Returns the lines that install or import PyPI's other project. Theirs is also the program's name, in lines that do neither.
+fn uses_of_other_project(text: &str) -> Vec<&str> {
+    let installs = Regex::new(&format!("pip install {OTHER_PROJECT}([^_-]|$)")).expect("a valid expression");
+    let imports =
+        Regex::new(&format!("^ *(import|from) {OTHER_PROJECT}([. ;,]|$)")).expect("a valid expression");
+    text.lines().filter(|line| installs.is_match(line) || imports.is_match(line)).collect()
+}
+
+#[test]
+fn nothing_installs_or_imports_the_other_project() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // as root in a user's checkout too
+    let list =
+        Command::new("git").args(["-c", "safe.directory=*", "ls-files", "-z"]).current_dir(root).output();
+    let list = list.expect("git runs");
+    assert!(list.status.success(), "{}", String::from_utf8_lossy(&list.stderr));
+    let list = String::from_utf8(list.stdout).expect("names in UTF-8");
+    let (mut files, mut warnings, mut found) = (0, Vec::new(), Vec::new());
+    for name in list.split_terminator('\0') {
+        let Ok(bytes) = std::fs::read(root.join(name)) else { continue }; // removed, not yet committed
+        files += 1;
+        let text = String::from_utf8_lossy(&bytes);
+        for line in uses_of_other_project(&text) {
+            match name {
+                "CHANGELOG.md" => (),
+                "README.md" => warnings.push(line.to_owned()),
+                _ => found.push(format!("{name}: {line}")),
+            }
+        }
+    }
+    assert!(files > 500, "only {files} files were found");
+    assert!(found.is_empty(), "memledger-exporter and memledger_client are the names here: {found:#?}");
+    assert!(
+        matches!(&warnings[..], [warning] if warning.contains("another project")),
+        "README.md warns of the other project, once: {warnings:#?}"
+    );
+}
+
+#[test]
+fn uses_of_the_other_project_are_found() {
+    for line in [
+        "pip install NAME",
+        "`pip install NAME` ",
+        "import NAME",
+        "    from NAME.compat import x",
+        "import NAME, torch",
+    ] {
+        let line = line.replace("NAME", OTHER_PROJECT);
+        assert_eq!(uses_of_other_project(&format!("text\n{line}\n")), [line]);
+    }
+    for line in
+        ["pip install NAME_exporter-*.whl", "pip install NAME-exporter", "import NAME_client", "NAME serve"]
+    {
+        assert!(uses_of_other_project(&line.replace("NAME", OTHER_PROJECT)).is_empty(), "{line}");
+    }
 }

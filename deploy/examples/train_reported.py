@@ -5,7 +5,7 @@
 
 import os
 
-import memledger
+import memledger_client
 import torch
 from torch.utils.data import DataLoader
 from train import Images
@@ -18,20 +18,20 @@ def main():
     loader = DataLoader(
         Images(batch_size * steps), batch_size=batch_size, num_workers=int(os.environ.get("NUM_WORKERS", "2"))
     )
-    with memledger.track("model", "load"):
+    with memledger_client.track("model", "load"):
         layers = [torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32 * 30 * 30, 10)]
         model = torch.nn.Sequential(*layers).to(device)
         optimizer = torch.optim.AdamW(model.parameters())
     for images, labels in loader:
-        with memledger.track("model", "forward"):
+        with memledger_client.track("model", "forward"):
             loss = torch.nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
-        with memledger.track("model", "backward"):
+        with memledger_client.track("model", "backward"):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        memledger.step(batch_size=batch_size)
-    memledger.save_report("memory_usage.json")
-    print("peak:", memledger.peak(), flush=True)
+        memledger_client.step(batch_size=batch_size)
+    memledger_client.save_report("memory_usage.json")
+    print("peak:", memledger_client.peak(), flush=True)
 
 
 if __name__ == "__main__":

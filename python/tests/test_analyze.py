@@ -3,9 +3,9 @@ of tests/gpu/check.sh, and real GPUs in docs/gpu-verification.md.
 """
 
 import pytest
-from memledger import _training_memory, analyze
-from memledger._report import GpuBudget
-from memledger._training_memory import TrainingMemory, EstimateError, fit
+from memledger_client import _training_memory, analyze
+from memledger_client._report import GpuBudget
+from memledger_client._training_memory import TrainingMemory, EstimateError, fit
 
 MIB = 1 << 20
 
@@ -126,7 +126,7 @@ def test_gpus_that_the_program_does_not_use_have_the_drivers_figures_and_no_cont
     program = run(
         """
 import torch
-from memledger.compat import get_gpu_info, print_gpu_info, monitor_gpu
+from memledger_client.compat import get_gpu_info, print_gpu_info, monitor_gpu
 monitor_gpu()
 print([(gpu["total_memory_gb"], gpu["used_memory_gb"], gpu["free_memory_gb"]) for gpu in get_gpu_info()])
 print_gpu_info()
@@ -160,7 +160,7 @@ def test_manager_reads_the_gpu_that_will_be_used_before_cuda_is_initialised(rece
     program = run(
         """
 import torch
-from memledger.compat import gpu_manager
+from memledger_client.compat import gpu_manager
 print(gpu_manager.get_gpu_memory_info().get("used_memory_gb"), gpu_manager.check_memory_threshold(50), torch.cuda.is_initialized())
 """,
         environment={**driver(kinds), **environment},

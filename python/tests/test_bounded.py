@@ -6,8 +6,8 @@ import resource
 import types
 
 import pytest
-from memledger import _bounded
-from memledger._bounded import HostMemoryError, bounded
+from memledger_client import _bounded
+from memledger_client._bounded import HostMemoryError, bounded
 
 MIB = 1 << 20
 

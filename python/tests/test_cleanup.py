@@ -8,12 +8,12 @@ from conftest import TORCH_VERSIONS
 GIB = 1 << 30
 #: A program whose cache has 6 of 10 GiB to give back.
 HOLDS = """
-import gc, os, signal, sys, threading, time, memledger, torch
-from memledger._cleanup import cleaner
+import gc, os, signal, sys, threading, time, memledger_client, torch
+from memledger_client._cleanup import cleaner
 reserved = torch.cuda.memory_reserved
 torch.cuda.standin_allocate(10 << 30)
 torch.cuda.standin_free(6 << 30)
-memledger.start()
+memledger_client.start()
 """
 #: Waits until the reporter's thread has a request.
 IS_ASKED = """
@@ -24,7 +24,7 @@ FREED = [{"i": 0, "before": 10 * GIB, "after": 4 * GIB}]
 
 
 @pytest.mark.parametrize("version", TORCH_VERSIONS)
-@pytest.mark.parametrize("point", ["memledger.step()", "with memledger.track('model', 'forward'): pass"])
+@pytest.mark.parametrize("point", ["memledger_client.step()", "with memledger_client.track('model', 'forward'): pass"])
 def test_request_is_done_at_the_next_safe_point_by_the_thread_of_the_program(receiver, run, point, version):
     program = run(
         f"""{HOLDS}
@@ -55,7 +55,7 @@ input()
 def test_answer_of_a_cleanup_that_lasts_longer_than_a_report_arrives(receiver, run):
     program = run(
         f"""{HOLDS}
-from memledger._reporter import reporter
+from memledger_client._reporter import reporter
 empty_cache = torch.cuda.empty_cache
 def lasts():
     before = reporter._sequence
@@ -64,7 +64,7 @@ def lasts():
     empty_cache()
 torch.cuda.empty_cache = lasts
 {IS_ASKED}
-memledger.step()
+memledger_client.step()
 print("cleaned", flush=True)
 input()
 """
@@ -80,8 +80,8 @@ input()
 def test_moments_that_are_not_due_read_no_gpu(receiver, run):
     program = run(
         f"""{HOLDS}
-memledger.step()
-from memledger import _torch
+memledger_client.step()
+from memledger_client import _torch
 statistics = _torch.statistics
 reads = []
 def counted(device):
@@ -89,13 +89,13 @@ def counted(device):
         reads.append(device)
     return statistics(device)
 _torch.statistics = counted
-memledger.cleanup_on("error", "step", every=1000)
+memledger_client.cleanup_on("error", "step", every=1000)
 for _ in range(999):
-    memledger.step()
+    memledger_client.step()
 print(len(reads))
-memledger.step()
+memledger_client.step()
 print(len(reads) > 0, reserved() >> 30)
-memledger.cleanup_on()
+memledger_client.cleanup_on()
 """
     )
     assert program.end() == (0, "0\nTrue 4\n", "")
@@ -103,13 +103,13 @@ memledger.cleanup_on()
 
 def test_moment_during_a_capture_is_made_up_for(receiver, run):
     text = """
-memledger.cleanup_on("step", every=2)
-memledger.step()
+memledger_client.cleanup_on("step", every=2)
+memledger_client.step()
 torch.cuda.STANDIN_CAPTURES = 0
-memledger.step()
+memledger_client.step()
 print(reserved() >> 30)
 torch.cuda.STANDIN_CAPTURES = None
-memledger.step()
+memledger_client.step()
 print(reserved() >> 30)
 """
     assert run(f"{HOLDS}{text}").end() == (0, "10\n4\n", "")
@@ -122,10 +122,10 @@ def test_request_waits_while_a_graph_is_captured_on_any_gpu(receiver, run, captu
 torch.cuda.standin_allocate(1 << 30, 1)
 {IS_ASKED}
 torch.cuda.STANDIN_CAPTURES = {captures}
-memledger.step()
+memledger_client.step()
 print(reserved() >> 30, flush=True)
 torch.cuda.STANDIN_CAPTURES = None
-memledger.step()
+memledger_client.step()
 print(reserved() >> 30, flush=True)
 input()
 """,
@@ -140,7 +140,7 @@ input()
 
 
 def test_request_is_dropped_after_its_deadline(receiver, run):
-    text = "cleaner._request = (7, 0.0)\nmemledger.step()\nprint(reserved() >> 30, cleaner._request, len(cleaner._answers))"
+    text = "cleaner._request = (7, 0.0)\nmemledger_client.step()\nprint(reserved() >> 30, cleaner._request, len(cleaner._answers))"
     assert run(f"{HOLDS}\n{text}").end() == (0, "10 None 0\n", "")
 
 
@@ -151,7 +151,7 @@ def test_cleanup_that_fails_is_answered(receiver, run):
 def fails():
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 torch.cuda.empty_cache = fails
-memledger.step()
+memledger_client.step()
 print("goes on", flush=True)
 input()
 """,
@@ -167,18 +167,18 @@ input()
 
 def test_cleanup_touches_no_gpu_that_the_process_does_not_use(receiver, run):
     text = """
-import memledger, torch
+import memledger_client, torch
 torch.cuda.init()
-print(memledger.cleanup(), torch.cuda.standin_contexts)
+print(memledger_client.cleanup(), torch.cuda.standin_contexts)
 torch.cuda.standin_allocate(1 << 30, 1)
 torch.cuda.standin_free(1 << 30, 1)
-print(memledger.cleanup() >> 30, torch.cuda.standin_contexts)
+print(memledger_client.cleanup() >> 30, torch.cuda.standin_contexts)
 """
     assert run(text, environment={"STANDIN_GPUS": "a,b"}).end() == (0, "0 set()\n1 {1}\n", "")
 
 
 def test_malformed_requests_are_ignored(receiver, run):
-    program = run(f"{HOLDS}\ninput()\nprint(cleaner._request, flush=True)\nmemledger.step()\ninput()")
+    program = run(f"{HOLDS}\ninput()\nprint(cleaner._request, flush=True)\nmemledger_client.step()\ninput()")
     receiver.wait("sample")
     for message in ({}, {"id": True, "deadline_ms": 1}, {"id": 1}, {"id": 1, "deadline_ms": 1e999}, {"id": "1", "deadline_ms": 5}):
         receiver.send({"t": "cleanup", **message})
@@ -197,30 +197,30 @@ def held(what):
     print(what, reserved() >> 30, flush=True)
     torch.cuda.standin_allocate(6 << 30)
     torch.cuda.standin_free(6 << 30)
-memledger.cleanup_on("step", every=3)
+memledger_client.cleanup_on("step", every=3)
 for _ in range(3):
-    memledger.step()
+    memledger_client.step()
     print(reserved() >> 30, flush=True)
 held("step")
-memledger.cleanup_on("error")
+memledger_client.cleanup_on("error")
 try:
-    with memledger.track("model", "forward"):
+    with memledger_client.track("model", "forward"):
         raise ValueError
 except ValueError:
     held("still")
-with memledger.track("model", "forward"):
+with memledger_client.track("model", "forward"):
     pass
 held("error")
-memledger.cleanup_on("threshold", threshold=90)
-memledger.step()
+memledger_client.cleanup_on("threshold", threshold=90)
+memledger_client.step()
 held("below")
 cleaner._next_check = 0
-memledger.cleanup_on("threshold", threshold=50)
+memledger_client.cleanup_on("threshold", threshold=50)
 for _ in range(2):
-    memledger.step()
+    memledger_client.step()
     held("above, at most once a minute")
-memledger.cleanup_on()
-memledger.step()
+memledger_client.cleanup_on()
+memledger_client.step()
 held("never")
 """,
         environment={"MEMLEDGER_DEBUG": ""},
@@ -234,7 +234,7 @@ held("never")
 
 
 def test_wrong_moments_are_warned_of(receiver, run):
-    text = "import memledger\nfor each in ('stepp', ), ('step', ):\n    memledger.cleanup_on(*each, threshold=101)\nmemledger.step()"
+    text = "import memledger_client\nfor each in ('stepp', ), ('step', ):\n    memledger_client.cleanup_on(*each, threshold=101)\nmemledger_client.step()"
     code, _, err = run(text, environment={"MEMLEDGER_DEBUG": ""}).end()
     assert code == 0 and "cleanup_on ignored: 'stepp' is none of step, threshold, error" in err
 
@@ -243,9 +243,9 @@ SHUTDOWN = f"""
 import signal
 {{before}}
 {HOLDS}
-memledger.install_shutdown()
-memledger.install_shutdown()
-memledger.step(5)
+memledger_client.install_shutdown()
+memledger_client.install_shutdown()
+memledger_client.step(5)
 try:
     print("ready", flush=True)
     while True:
@@ -278,7 +278,7 @@ def test_handler_of_the_program_stays_and_so_do_ignored_signals(receiver, run):
 def test_sigterm_ends_a_forked_child_at_once(receiver, run):
     program = run(
         f"""{HOLDS}
-memledger.install_shutdown()
+memledger_client.install_shutdown()
 reads, writes = os.pipe()
 child = os.fork()
 if child == 0:
@@ -294,7 +294,7 @@ print(-os.WTERMSIG(os.waitpid(child, 0)[1]), flush=True)
 
 
 def test_shutdown_outside_the_main_thread_is_warned_of(receiver, run):
-    text = "import memledger, threading\nthread = threading.Thread(target=memledger.install_shutdown)\nthread.start()\nthread.join()"
+    text = "import memledger_client, threading\nthread = threading.Thread(target=memledger_client.install_shutdown)\nthread.start()\nthread.join()"
     code, _, err = run(text, environment={"MEMLEDGER_DEBUG": ""}).end()
     assert code == 0 and "install_shutdown ignored: signal only works in main thread" in err
 
@@ -302,7 +302,7 @@ def test_shutdown_outside_the_main_thread_is_warned_of(receiver, run):
 def test_forked_child_has_no_request_of_its_parent(receiver, run):
     program = run(
         f"""{HOLDS}
-memledger.cleanup_on("step")
+memledger_client.cleanup_on("step")
 {IS_ASKED}
 if os.fork() == 0:
     print(cleaner._request, cleaner._moments, flush=True)
@@ -317,5 +317,5 @@ os.wait()
 
 
 def test_last_error_of_an_interactive_python_is_dropped(receiver, run):
-    program = run(f"{HOLDS}\nsys.last_value = ValueError()\nprint(memledger.cleanup() >> 30, hasattr(sys, 'last_value'))")
+    program = run(f"{HOLDS}\nsys.last_value = ValueError()\nprint(memledger_client.cleanup() >> 30, hasattr(sys, 'last_value'))")
     assert program.end() == (0, "6 False\n", "")

@@ -11,7 +11,7 @@ def test_memory_tracker_writes_the_old_file(receiver, run, tmp_path):
     program = run(
         """
 import torch
-from memledger.compat import MemoryTracker
+from memledger_client.compat import MemoryTracker
 tracker = MemoryTracker("a ClearML task", output_dir="logs")
 tracker.log_memory("system", "experiment_start")
 torch.cuda.standin_allocate(300 << 20)
@@ -43,7 +43,7 @@ def test_each_tracker_has_its_own_records_and_the_programs_own_peaks(receiver, r
     program = run(
         """
 import torch
-from memledger.compat import MemoryTracker
+from memledger_client.compat import MemoryTracker
 for name, gib in (("fp32", 10), ("int8", 5)):
     tracker = MemoryTracker(output_dir="outputs/" + name)
     torch.cuda.reset_peak_memory_stats()
@@ -82,13 +82,13 @@ for name, gib in (("fp32", 10), ("int8", 5)):
 )
 def test_tracker_writes_where_its_arguments_say(receiver, run, tmp_path, arguments, saved, place):
     (tmp_path / "there").mkdir()
-    program = run(f"import pathlib\nfrom memledger.compat import MemoryTracker\nprint(MemoryTracker({arguments}).save_log({saved}))")
+    program = run(f"import pathlib\nfrom memledger_client.compat import MemoryTracker\nprint(MemoryTracker({arguments}).save_log({saved}))")
     assert program.end() == (0, "True\n", "")
     assert list(tmp_path.rglob("memory_usage.json")) == [tmp_path / place / "memory_usage.json"]
 
 
 def test_argument_of_the_tracker_that_is_not_used_is_a_warning(receiver, run):
-    program = run("from memledger.compat import MemoryTracker\nMemoryTracker(interval=5, task=None)")
+    program = run("from memledger_client.compat import MemoryTracker\nMemoryTracker(interval=5, task=None)")
     code, out, err = program.end()
     assert (code, out) == (0, "") and "MemoryTracker: interval is not used" in err and "task" not in err
 
@@ -96,15 +96,15 @@ def test_argument_of_the_tracker_that_is_not_used_is_a_warning(receiver, run):
 def test_names_in_any_script_stay_apart_and_are_whole_in_the_file(receiver, run, tmp_path):
     program = run(
         """
-import memledger
-from memledger.compat import MemoryTracker
+import memledger_client
+from memledger_client.compat import MemoryTracker
 tracker = MemoryTracker()
 for component in ("модель", "ретрив", "モデル", "x" * 70, "x" * 71):
     tracker.log_memory(component, "до генерации")
 tracker.save_log()
-with memledger.track("модель", "шаг"):
+with memledger_client.track("модель", "шаг"):
     pass
-memledger.save_report("tracked.json")
+memledger_client.save_report("tracked.json")
 """
     )
     assert program.end()[0] == 0
@@ -120,7 +120,7 @@ def test_each_record_is_reported_with_its_own_time_and_peak(receiver, run):
     program = run(
         """
 import torch
-from memledger.compat import MemoryTracker
+from memledger_client.compat import MemoryTracker
 tracker = MemoryTracker()
 for number in range(300):
     torch.cuda.standin_allocate(1 << 20)
@@ -137,7 +137,7 @@ for number in range(300):
 def test_tracker_gives_clearml_its_scalars(receiver, run):
     program = run(
         """
-from memledger.compat import MemoryTracker
+from memledger_client.compat import MemoryTracker
 class Logger:
     def report_scalar(self, title, series, value, iteration):
         print(title, series, value > 0 if series.startswith("cpu") else value, iteration)
@@ -161,7 +161,7 @@ def test_loop_of_a_service_answers_a_request_to_clean_up(receiver, run, call):
     program = run(
         f"""
 import threading, torch
-from memledger.compat import aggressive_cleanup_gpu, cleanup_gpu, gpu_manager
+from memledger_client.compat import aggressive_cleanup_gpu, cleanup_gpu, gpu_manager
 torch.cuda.standin_allocate(4 << 30)
 torch.cuda.standin_free(3 << 30)
 stop = threading.Event()
@@ -189,7 +189,7 @@ def test_gpu_manager_knows_nothing_before_cuda_and_does_not_initialise_it(receiv
     program = run(
         """
 import torch
-from memledger.compat import gpu_manager, cleanup_gpu, aggressive_cleanup_gpu, monitor_gpu
+from memledger_client.compat import gpu_manager, cleanup_gpu, aggressive_cleanup_gpu, monitor_gpu
 print(gpu_manager.get_gpu_memory_info(), gpu_manager.check_memory_threshold(85), cleanup_gpu(), aggressive_cleanup_gpu())
 print(gpu_manager.get_optimal_batch_size(base_batch_size=32))
 monitor_gpu()
@@ -204,7 +204,7 @@ def test_gpus_that_the_program_does_not_use_get_no_context(receiver, run):
     program = run(
         """
 import torch
-from memledger import compat
+from memledger_client import compat
 def use_all():
     compat.cleanup_gpu()
     compat.aggressive_cleanup_gpu(True, wait=1)
@@ -232,7 +232,7 @@ def test_gpu_manager_follows_thresholds(receiver, run):
     program = run(
         """
 import torch
-from memledger.compat import gpu_manager, cleanup_gpu
+from memledger_client.compat import gpu_manager, cleanup_gpu
 torch.cuda.init()
 for used in (6, 9.24, 10.32, 10.92):
     torch.cuda.standin_allocate(int(used * 2**30) - torch.cuda.memory_allocated())
@@ -252,7 +252,7 @@ def test_many_loads_and_unloads_leave_nothing(receiver, run):
     program = run(
         """
 import torch
-from memledger.compat import MemoryTracker, cleanup_gpu
+from memledger_client.compat import MemoryTracker, cleanup_gpu
 tracker = MemoryTracker()
 for _ in range(200):
     torch.cuda.standin_allocate(500 << 20)
@@ -270,9 +270,9 @@ print(torch.cuda.memory_reserved() >> 20, tracker.save_log())
 
 
 def test_analyze_prints_facts_of_each_gpu(receiver, run):
-    code, out, err = run("--batch-size", arguments=("-m", "memledger.analyze"), environment={"STANDIN_GPUS": "a,b"}).end()
+    code, out, err = run("--batch-size", arguments=("-m", "memledger_client.analyze"), environment={"STANDIN_GPUS": "a,b"}).end()
     assert code == 2 and "expected one argument" in err
-    code, out, err = run("", arguments=("-c", "import sys; sys.argv[1:] = []; from memledger.analyze import main; main([])"), environment={"STANDIN_GPUS": "a,b"}).end()  # fmt: skip
+    code, out, err = run("", arguments=("-c", "import sys; sys.argv[1:] = []; from memledger_client.analyze import main; main([])"), environment={"STANDIN_GPUS": "a,b"}).end()  # fmt: skip
     assert (code, err) == (0, "")
     assert "GPUs: 2" in out and "12.00 GB total" in out and "compute capability 8.6, 28 multiprocessors" in out
 
@@ -280,7 +280,7 @@ def test_analyze_prints_facts_of_each_gpu(receiver, run):
 #: Programs of the kinds that memledger replaces, each with another import line.
 EXPERIMENT = """
 import os, torch
-from memledger.compat import MemoryTracker
+from memledger_client.compat import MemoryTracker
 
 class Task:
     name = "nq-llama"
@@ -313,7 +313,7 @@ TRAINER = """
 import os
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 import torch
-from memledger.compat import cleanup_gpu, monitor_gpu_memory
+from memledger_client.compat import cleanup_gpu, monitor_gpu_memory
 cleanup_gpu()
 torch.cuda.standin_allocate(5 << 30)
 for batch in range(100):
@@ -324,7 +324,7 @@ print(f"{stats['allocated_gb']:.2f} {stats['reserved_gb']:.2f} {stats['allocated
 """
 SERVICE = """
 import atexit, signal, sys, torch
-from memledger.compat import aggressive_cleanup_gpu, cleanup_gpu, gpu_manager, monitor_gpu
+from memledger_client.compat import aggressive_cleanup_gpu, cleanup_gpu, gpu_manager, monitor_gpu
 atexit.register(cleanup_gpu)
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: sys.exit(0))
@@ -351,7 +351,7 @@ monitor_gpu()
 signal.raise_signal(signal.SIGTERM)
 """
 GPU_CHECK = """
-from memledger.compat import get_gpu_info, print_gpu_info
+from memledger_client.compat import get_gpu_info, print_gpu_info
 for gpu in get_gpu_info():
     print(f"{gpu['name']}: {gpu['total_memory_gb']:.1f} GB, {gpu['used_memory_gb']:.1f} used, {gpu['compute_capability']}, {gpu['multiprocessors']}")
 print_gpu_info()

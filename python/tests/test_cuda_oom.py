@@ -13,10 +13,10 @@ NUMBERS = {
     "alloc": 4 * GIB, "res": 10 * GIB, "split": 6 * GIB,
 }  # fmt: skip
 HOLDS = """
-import memledger, torch
+import memledger_client, torch
 torch.cuda.standin_allocate(10 << 30)
 torch.cuda.standin_free(6 << 30)
-memledger.start()
+memledger_client.start()
 input()
 """
 
@@ -47,8 +47,8 @@ def end_after_sample(receiver, program):
 def test_error_by_which_the_program_ends_has_the_numbers_of_torch(receiver, run, version):
     program = run(
         f"""{HOLDS}
-with memledger.track("model", "forward"):
-    with memledger.track("model", "attention"):
+with memledger_client.track("model", "forward"):
+    with memledger_client.track("model", "attention"):
         {OOM}
 """,
         environment={"STANDIN_TORCH": version},
@@ -83,7 +83,7 @@ print("trained")
 def test_failure_of_the_observer_does_not_replace_the_error(receiver, run):
     program = run(
         f"""{HOLDS}
-from memledger import _torch
+from memledger_client import _torch
 _torch.uuid = lambda device: 1 // 0
 try:
     {OOM}
@@ -97,7 +97,7 @@ except torch.cuda.OutOfMemoryError:
 
 
 def test_first_allocation_that_fails_has_no_memory_of_torch(receiver, run):
-    program = run(f"import memledger, torch\ntorch.cuda.init()\nmemledger.start()\ninput()\n{OOM}\n")
+    program = run(f"import memledger_client, torch\ntorch.cuda.init()\nmemledger_client.start()\ninput()\n{OOM}\n")
     end_after_sample(receiver, program)
     message = receiver.wait("oom", lambda message: "tried" in message)
     assert (message["uuid"], message["alloc"], message["res"], message["split"]) == (NUMBERS["uuid"], 0, 0, 0)
@@ -113,7 +113,7 @@ except RuntimeError as error:
     raising = {
         "cause": caught + "    raise ValueError('the step failed') from error",
         "context": caught + "    raise ValueError('the step failed')",
-        "old": caught + "    memledger._cuda_oom.MAX_CONTEXT_AGE = 0.0\n    raise KeyError('an hour later')",
+        "old": caught + "    memledger_client._cuda_oom.MAX_CONTEXT_AGE = 0.0\n    raise KeyError('an hour later')",
         "none": caught + "    raise ValueError('not because of it') from None",
         "interrupt": caught + "    raise KeyboardInterrupt",
         "thread": f"""
@@ -126,7 +126,7 @@ thread.join()
         "wrapped": caught + '    text = "Caught OutOfMemoryError in replica 0" + 3000 * " "\n    raise RuntimeError(text + str(error)) from None',
         "other": 'raise RuntimeError("no memory of another kind")',
     }[what]
-    program = run(f"import memledger, torch\ntorch.cuda.init()\nmemledger.start()\ninput()\nmemledger.step()\n{raising}\n")
+    program = run(f"import memledger_client, torch\ntorch.cuda.init()\nmemledger_client.start()\ninput()\nmemledger_client.step()\n{raising}\n")
     assert end_after_sample(receiver, program)[0] == {"thread": 0, "interrupt": -signal.SIGINT}.get(what, 1)
     receiver.wait("step")  # sent last
     found = of(receiver)
@@ -145,10 +145,10 @@ thread.join()
 def test_allocator_without_observer_has_the_text(receiver, run):
     program = run(
         f"""
-import memledger, torch
+import memledger_client, torch
 torch.cuda.init()
 torch.cuda.STANDIN_ALLOCATOR_IS_PLUGGABLE = True
-memledger.start()
+memledger_client.start()
 {OOM}
 """,
         environment={"MEMLEDGER_DEBUG": ""},
@@ -187,7 +187,7 @@ except RuntimeError:
     pass
 child = os.fork()
 if child == 0:
-    assert memledger._cuda_oom.operations.current() is None and memledger._reporter.reporter._ooms._observed == 0
+    assert memledger_client._cuda_oom.operations.current() is None and memledger_client._reporter.reporter._ooms._observed == 0
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """
@@ -208,7 +208,7 @@ def fail():
         pass
 fail()
 fail()
-from memledger._reporter import reporter
+from memledger_client._reporter import reporter
 reporter._ooms._snapshot_at -= 60
 fail()
 """,
@@ -239,11 +239,11 @@ def test_history_that_is_not_written_does_not_lose_the_error(receiver, run, reas
 def test_exception_that_takes_no_attribute_is_reported(receiver, run):
     program = run(
         """
-import memledger
+import memledger_client
 class Frozen(RuntimeError):
     def __setattr__(self, *_):
         raise TypeError("frozen")
-memledger.start()
+memledger_client.start()
 input()
 raise Frozen("CUDA error: out of memory")
 """

@@ -22,7 +22,7 @@ void allocate(void) {
 }
 """
 ALLOCATES = """
-import ctypes, memledger, threading
+import ctypes, memledger_client, threading
 {first}
 import torch
 torch.cuda.standin_allocate(1 << 20)
@@ -53,7 +53,7 @@ def build(directory):
 
 def test_allocator_that_calls_python_is_never_waited_for(receiver, run, tmp_path):
     build(tmp_path)
-    start = "memledger.start()\ninput()\npool = with_pool()"
+    start = "memledger_client.start()\ninput()\npool = with_pool()"
     program = run(ALLOCATES.format(first="", start=start))
     assert receiver.wait("sample")["dev"][0]["alloc"] == 1 << 20
     program.go()
@@ -67,10 +67,10 @@ def test_allocator_that_calls_python_is_never_waited_for(receiver, run, tmp_path
     assert len(receiver.of("sample")) == count
 
 
-@pytest.mark.parametrize("first", ["", "memledger.start()"])
+@pytest.mark.parametrize("first", ["", "memledger_client.start()"])
 def test_allocator_of_before_the_start_is_found(receiver, run, tmp_path, first):
     build(tmp_path)
-    program = run(ALLOCATES.format(first=first, start="pool = with_pool()\nmemledger.start()\nmemledger.step()"))
+    program = run(ALLOCATES.format(first=first, start="pool = with_pool()\nmemledger_client.start()\nmemledger_client.step()"))
     assert program.line() == "done"
     receiver.wait("step")
     assert all(message["dev"] == [] for message in receiver.of("sample"))
@@ -83,9 +83,9 @@ def test_program_of_gevent_gets_its_signals(receiver, run):
         """
 from gevent import monkey
 monkey.patch_all()
-import memledger, signal, sys, time
+import memledger_client, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-memledger.start()
+memledger_client.start()
 time.sleep(0.01)  # the reporter's greenlet runs
 print(len(signal.pthread_sigmask(signal.SIG_BLOCK, ())), flush=True)
 while True:
@@ -102,8 +102,8 @@ while True:
 def test_hook_that_the_program_sets_later_does_not_lose_the_error(receiver, run):
     program = run(
         """
-import memledger, sys, threading
-memledger.start()
+import memledger_client, sys, threading
+memledger_client.start()
 ours = sys.excepthook
 def hook(kind, error, traceback):
     print("hook of the program", error, flush=True)
@@ -126,11 +126,11 @@ raise RuntimeError("CUDA error: out of memory")
 def test_torch_without_the_question_whether_it_traces_changes_nothing(receiver, run):
     """As torch 2.1 and 2.2: their ``torch.compiler`` has less."""
     text = """
-import memledger, torch, types
+import memledger_client, torch, types
 torch.compiler = types.SimpleNamespace()
-with memledger.track("model", "forward") as tracked:
+with memledger_client.track("model", "forward") as tracked:
     torch.cuda.standin_allocate(1 << 20)
-memledger.step()
-print(tracked.peak_bytes, memledger.peak()["gpu_allocated_bytes"])
+memledger_client.step()
+print(tracked.peak_bytes, memledger_client.peak()["gpu_allocated_bytes"])
 """
     assert run(text).end() == (0, f"{1 << 20} {1 << 20}\n", "")

@@ -1,7 +1,7 @@
 """How much host memory is left: the least of what the host and each cgroup above the process have, from trees as the kernel shows them."""
 
 import pytest
-from memledger._host_memory import HostMemory, host_memory
+from memledger_client._host_memory import HostMemory, host_memory
 
 MIB = 1 << 20
 MEMINFO = f"MemTotal: {16 * 1024 * 1024} kB\nMemFree: 1 kB\nMemAvailable: {8 * 1024 * 1024} kB\n"

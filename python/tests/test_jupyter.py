@@ -82,7 +82,7 @@ def notebook_with_package_only(tmp_path, receiver):
     """A kernel in which the client is installed, but does not start by itself."""
     packages = tmp_path / "packages"
     packages.mkdir()
-    (packages / "memledger").symlink_to(ROOT / "memledger")
+    (packages / "memledger_client").symlink_to(ROOT / "memledger_client")
     found = Notebook(tmp_path, (packages, STANDIN))
     yield found
     found.end(now=True)
@@ -111,21 +111,21 @@ def test_load_ext_starts_the_client(notebook_with_package_only, receiver):
     notebook = notebook_with_package_only
     pid = int(notebook.run(ALLOCATE))
     assert receiver.messages == []
-    assert notebook.run("%load_ext memledger") == ""
+    assert notebook.run("%load_ext memledger_client") == ""
     receiver.wait("sample")
     assert {sender for sender, _ in receiver.messages} == {pid}
-    assert notebook.run("%reload_ext memledger") == ""
-    assert notebook.run("import memledger; memledger.stop(); memledger.start(); print('on')") == "on"
+    assert notebook.run("%reload_ext memledger_client") == ""
+    assert notebook.run("import memledger_client; memledger_client.stop(); memledger_client.start(); print('on')") == "on"
     count = len(receiver.of("sample"))
     eventually("more samples", lambda: len(receiver.of("sample")) > count + 1)
 
 
 def test_interrupted_cell_ends_its_operation_and_the_kernel_reports_on(notebook, receiver):
     notebook.run(ALLOCATE)
-    assert notebook.run("import memledger; memledger.step()") == ""
+    assert notebook.run("import memledger_client; memledger_client.step()") == ""
     cell = notebook.send("""
 import threading
-with memledger.track("notebook", "endless"):
+with memledger_client.track("notebook", "endless"):
     print("begun", flush=True)
     while True:
         threading.Event().wait(1)
@@ -136,7 +136,7 @@ with memledger.track("notebook", "endless"):
             break
     notebook.manager.interrupt_kernel()
     assert notebook.result(cell) == "KeyboardInterrupt"
-    assert notebook.run("memledger.step(); print('on')") == "on"
+    assert notebook.run("memledger_client.step(); print('on')") == "on"
     receiver.wait("operation", lambda message: message["operation"] == "endless")
     count = len(receiver.of("sample"))
     eventually("more samples", lambda: len(receiver.of("sample")) > count + 1)

@@ -6,7 +6,7 @@ import pytest
 
 MIB = 1 << 20
 BEGIN = """
-import sys, threading, memledger, torch
+import sys, threading, memledger_client, torch
 from torch.cuda import standin_allocate, standin_free
 M = 1 << 20
 def spike(size, device=0):
@@ -25,15 +25,15 @@ def figures(run, text, **options):
 def test_peak_of_each_operation_is_exact_also_below_earlier_ones(run):
     text = """
 spike(900)
-with memledger.track("model", "outer") as outer:
+with memledger_client.track("model", "outer") as outer:
     standin_allocate(100 * M)
-    with memledger.track("model", "first") as first:
+    with memledger_client.track("model", "first") as first:
         spike(300)
     spike(50)
-    with memledger.track("model", "second") as second:
+    with memledger_client.track("model", "second") as second:
         spike(20)
     standin_free(100 * M)
-with memledger.track("model", "later") as later:
+with memledger_client.track("model", "later") as later:
     spike(30)
 print([each.peak_bytes // M for each in (outer, first, second, later)])
 """
@@ -45,10 +45,10 @@ def test_peak_is_sent_and_in_the_report(receiver, run, tmp_path):
         f"""{BEGIN}
 spike(900)
 spike(10, 1)
-with memledger.track("model", "forward"):
+with memledger_client.track("model", "forward"):
     spike(300)
     spike(20, 1)
-memledger.save_report("report.json")
+memledger_client.save_report("report.json")
 sys.stdin.readline()
 """,
         environment={"STANDIN_GPUS": "a,b"},
@@ -68,7 +68,7 @@ barrier, found = threading.Barrier(2, timeout=60), {{}}
 spike(900)
 def work(name, device, size):
     torch.cuda.set_device(device)
-    with memledger.track("model", name) as tracked:
+    with memledger_client.track("model", name) as tracked:
         barrier.wait()
         spike(size, device)
         barrier.wait()
@@ -76,7 +76,7 @@ def work(name, device, size):
 threads = [threading.Thread(target=work, args=each) for each in (("a", 0, 100), ("b", {device}, 200))]
 [each.start() for each in threads]
 [each.join() for each in threads]
-with memledger.track("model", "alone") as alone:
+with memledger_client.track("model", "alone") as alone:
     spike(50)
 print(found, alone.peak_bytes // M)
 """
@@ -103,7 +103,7 @@ def test_coroutines_that_overlap_have_no_peak(run, order):
 import asyncio
 found = {}
 async def work(name, before, after):
-    with memledger.track("model", name) as tracked:
+    with memledger_client.track("model", name) as tracked:
         await asyncio.sleep(before)
         spike(100)
         await after.wait()
@@ -164,7 +164,7 @@ spike(700)
 torch.cuda.empty_cache()
 seen.clear()
 read()
-work(lambda name: memledger.track("model", name))
+work(lambda name: memledger_client.track("model", name))
 print(seen == without, seen)
 """
     same, seen = figures(run, text.replace("READER", reader).replace("RESET", reset).replace("print(", "print((").rstrip() + ")")
@@ -172,7 +172,7 @@ print(seen == without, seen)
 
 
 def test_no_function_that_reads_is_wrapped_without_track(receiver, run):
-    text = "before = torch._C._cuda_memoryStats\ntorch.cuda.init()\nmemledger.start()\nmemledger.step()\nprint(torch._C._cuda_memoryStats is before)"
+    text = "before = torch._C._cuda_memoryStats\ntorch.cuda.init()\nmemledger_client.start()\nmemledger_client.step()\nprint(torch._C._cuda_memoryStats is before)"
     assert figures(run, text) is True
 
 
@@ -180,12 +180,12 @@ def test_peaks_of_the_process_outlive_resets_by_the_program(receiver, run, tmp_p
     program = run(
         f"""{BEGIN}
 standin_allocate(M)
-memledger.start()
+memledger_client.start()
 sys.stdin.readline()
 spike(800)
 torch.cuda.reset_peak_memory_stats()
 spike(10)
-print(memledger.peak()["gpu_allocated_bytes"] // M, torch.cuda.max_memory_allocated() // M, memledger.save_report("r.json"), flush=True)
+print(memledger_client.peak()["gpu_allocated_bytes"] // M, torch.cuda.max_memory_allocated() // M, memledger_client.save_report("r.json"), flush=True)
 sys.stdin.readline()
 """
     )
@@ -202,14 +202,14 @@ sys.stdin.readline()
 def test_failures_are_counted_across_resets_by_the_program(receiver, run):
     program = run(
         f"""{BEGIN}
-memledger.start()
+memledger_client.start()
 def fail():
     try:
         standin_allocate(20 << 30)
     except torch.cuda.OutOfMemoryError:
         pass
 spike(1)
-memledger.step()
+memledger_client.step()
 fail()
 torch.cuda.reset_accumulated_memory_stats()
 fail()
@@ -225,10 +225,10 @@ def test_only_devices_in_use_are_asked(run):
     text = """
 spike(1, 5)
 torch.cuda.set_device(5)
-with memledger.track("model", "warm"):
+with memledger_client.track("model", "warm"):
     pass
 torch._C.standin_queries.clear()
-with memledger.track("model", "forward"):
+with memledger_client.track("model", "forward"):
     pass
 print(torch._C.standin_queries)
 """
@@ -237,13 +237,13 @@ print(torch._C.standin_queries)
 
 def test_object_that_is_entered_again_within_itself(run):
     text = """
-tracked = memledger.track("model", "forward")
+tracked = memledger_client.track("model", "forward")
 with tracked:
     spike(100)
     with tracked:
         spike(10)
     inner = tracked.peak_bytes
-from memledger._peaks import peaks
+from memledger_client._peaks import peaks
 print(inner // M, tracked.peak_bytes // M, peaks._open)
 """
     assert figures(run, text.replace("print(", "print((").rstrip() + ")") == (10, 100, [])
@@ -254,16 +254,16 @@ def test_peak_of_a_device_that_holds_nothing_any_more_stays(receiver, run, tmp_p
 spike(900)
 torch.cuda.empty_cache()
 RESET
-print(memledger.peak()["gpu_allocated_bytes"] // M)
+print(memledger_client.peak()["gpu_allocated_bytes"] // M)
 """
-    for reset in ("with memledger.track('model', 'forward'): pass", "torch.cuda.reset_peak_memory_stats()"):
+    for reset in ("with memledger_client.track('model', 'forward'): pass", "torch.cuda.reset_peak_memory_stats()"):
         assert figures(run, text.replace("RESET", reset)) == 900
 
 
 def test_program_reads_its_own_peaks_after_it_made_an_allocator(run):
     text = """
 spike(700)
-with memledger.track("model", "forward"):
+with memledger_client.track("model", "forward"):
     pass
 torch._C._cuda_customAllocator(1, 2)
 torch.cuda.reset_peak_memory_stats()
@@ -278,10 +278,10 @@ def test_operation_of_a_thread_of_torch_is_within_that_of_the_main_thread(run):
 import _thread, time
 done = []
 def recompute():  # as checkpointing does in a thread of autograd
-    with memledger.track("model", "recompute") as inner:
+    with memledger_client.track("model", "recompute") as inner:
         spike(100)
     done.append(inner.peak_bytes // M)
-with memledger.track("model", "backward") as outer:
+with memledger_client.track("model", "backward") as outer:
     _thread.start_new_thread(recompute, ())
     while not done:
         time.sleep(0.001)
@@ -294,14 +294,14 @@ print((done, outer.peak_bytes // M))
 def test_child_that_is_forked_within_an_operation_goes_on(run):
     text = """
 import os
-with memledger.track("model", "forward") as tracked:
+with memledger_client.track("model", "forward") as tracked:
     child = os.fork()
 if child == 0:
-    from memledger._reporter import reporter
-    from memledger._peaks import peaks
+    from memledger_client._reporter import reporter
+    from memledger_client._peaks import peaks
     os._exit(len(reporter.records._kept) + 10 * (tracked.peak_bytes is None) + 100 * peaks.overlapping)
 print(os.WEXITSTATUS(os.waitpid(child, 0)[1]))
 """
     # what its parent counted is not its own
-    before = "from memledger._peaks import peaks\npeaks.overlapping = 1"
+    before = "from memledger_client._peaks import peaks\npeaks.overlapping = 1"
     assert figures(run, before + text) == 11

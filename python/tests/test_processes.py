@@ -9,15 +9,15 @@ MIB = 1 << 20
 def test_forked_child_is_silent_and_its_parent_goes_on(receiver, run):
     program = run(
         """
-import memledger, os, torch
+import memledger_client, os, torch
 torch.cuda.init()
 torch.cuda.standin_allocate(1 << 20)
-memledger.step()
+memledger_client.step()
 for _ in range(50):  # while the thread holds its lock now and then
     child = os.fork()
     if child == 0:
-        with memledger._reporter.reporter._lock:
-            os._exit(0 if memledger._reporter.reporter._thread is None else 1)
+        with memledger_client._reporter.reporter._lock:
+            os._exit(0 if memledger_client._reporter.reporter._thread is None else 1)
     assert os.waitpid(child, 0)[1] == 0
 print("forked", flush=True)
 input()
@@ -55,12 +55,12 @@ def test_processes_of_multiprocessing_have_their_first_gpu_as_rank(receiver, run
 import multiprocessing
 
 def train(gpu, goes_on):
-    import memledger, torch
+    import memledger_client, torch
     torch.cuda.standin_allocate(1 << 20, gpu)
-    memledger.step(5)
+    memledger_client.step(5)
     goes_on.wait()
     torch.cuda.standin_allocate(1 << 20, 0)
-    memledger.step(2)
+    memledger_client.step(2)
 
 if __name__ == "__main__":
     context = multiprocessing.get_context({method!r})
@@ -114,9 +114,9 @@ if __name__ == "__main__":
 
 
 UNGUARDED = """
-import multiprocessing, os, memledger
-memledger.start(settings={"lr": 1})  # also in the processes that multiprocessing prepares
-memledger.step()
+import multiprocessing, os, memledger_client
+memledger_client.start(settings={"lr": 1})  # also in the processes that multiprocessing prepares
+memledger_client.step()
 
 def load(number):
     import threading
@@ -153,12 +153,12 @@ def test_process_that_becomes_a_dataloader_worker_disconnects(receiver, run):
     """torch says that a process is a worker only once it runs; ``get_worker_info`` is the stand-in's here."""
     program = run(
         """
-import sys, threading, types, memledger
-memledger.start()
+import sys, threading, types, memledger_client
+memledger_client.start()
 input()
 sys.modules["torch.utils.data"] = types.SimpleNamespace(get_worker_info=lambda: object())
 next(each for each in threading.enumerate() if each.name == "memledger").join()
-print(memledger._reporter.reporter._connection.is_open())
+print(memledger_client._reporter.reporter._connection.is_open())
 """
     )
     receiver.wait("hello")
@@ -197,5 +197,5 @@ os.execv(sys.executable, [sys.executable, "-c",
 
 
 def test_notebook_extension_starts_to_report(receiver, run):
-    run("import memledger; memledger.load_ipython_extension(None); input()")
+    run("import memledger_client; memledger_client.load_ipython_extension(None); input()")
     receiver.wait("hello")

@@ -58,24 +58,24 @@ def test_other_allocators_report_only_what_they_count(receiver, run):
 
 
 SEARCH = """
-import memledger, torch
+import memledger_client, torch
 torch.cuda.standin_allocate(300 << 20)
 torch.cuda.standin_free(200 << 20)
-memledger.start()
+memledger_client.start()
 input()
-with memledger.batch_search():
+with memledger_client.batch_search():
     torch.cuda.standin_allocate(900 << 20)
-    memledger.step()
+    memledger_client.step()
     try:
         torch.cuda.standin_allocate(20 << 30)
     except torch.cuda.OutOfMemoryError:
         pass
-    with memledger.track("model", "search"):
+    with memledger_client.track("model", "search"):
         torch.cuda.standin_allocate(10 << 20)
     {inside}
     torch.cuda.standin_free(910 << 20)
     torch.cuda.empty_cache()
-memledger.step(7)
+memledger_client.step(7)
 print("searched", flush=True)
 input()
 try:
@@ -108,11 +108,11 @@ def test_search_for_a_batch_size_does_not_count_as_the_training(receiver, run):
 def test_error_by_which_a_search_ends_the_program_is_reported(receiver, run):
     program = run(
         """
-import memledger, torch
+import memledger_client, torch
 torch.cuda.standin_allocate(1 << 20)
-memledger.start()
+memledger_client.start()
 input()
-with memledger.batch_search():
+with memledger_client.batch_search():
     torch.cuda.standin_allocate(20 << 30)
 """
     )
@@ -136,12 +136,12 @@ def test_program_without_torch_or_cuda_has_no_thread_and_no_connection(receiver,
 def test_steps_operations_and_samples_arrive_even_if_the_program_ends_at_once(receiver, run):
     program = run(
         """
-import memledger
+import memledger_client
 for _ in range(3):
-    with memledger.track("model", "forward"):
+    with memledger_client.track("model", "forward"):
         pass
-    memledger.step(batch_size=32)
-memledger.step(2, samples=7)
+    memledger_client.step(batch_size=32)
+memledger_client.step(2, samples=7)
 """
     )
     assert program.end() == (0, "", "")
@@ -185,20 +185,20 @@ def test_training_ends_well_whatever_is_at_the_socket(tmp_path, run, what):
     limit = limit if what == "no_descriptors" else ""
     program = run(
         f"""
-import memledger, os, torch, time
-from memledger._reporter import reporter
+import memledger_client, os, torch, time
+from memledger_client._reporter import reporter
 {limit}
 begin = time.monotonic()
 torch.cuda.init()
 for _ in range(2000):
-    with memledger.track("model", "forward"):
+    with memledger_client.track("model", "forward"):
         torch.cuda.standin_allocate(1024)
-    memledger.step()
+    memledger_client.step()
 while {what == "never_reads"} and not reporter._connection.lost:  # until the socket is full
-    memledger.step()
+    memledger_client.step()
     with reporter._lock:
         reporter._report(1)
-memledger.stop()
+memledger_client.stop()
 print("trained")
 """,
         environment={"MEMLEDGER_DEBUG": ""},
@@ -229,7 +229,7 @@ def test_module_runs_a_script_as_python_does(tmp_path, receiver, run):
     script = tmp_path / "train.py"
     script.write_text("import sys, torch, neighbour\ntorch.cuda.init()\nprint(__name__, sys.argv[1:])\ninput()\n")
     (tmp_path / "neighbour.py").write_text("")
-    program = run(str(script), arguments=("-m", "memledger"))
+    program = run(str(script), arguments=("-m", "memledger_client"))
     program.process.stdin.write("\n")
     receiver.wait("hello")
     code, out, err = program.end()
@@ -247,7 +247,7 @@ def test_module_finds_the_modules_that_python_would(tmp_path, run, is_safe):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "library"), str(ROOT)])}
     if is_safe:
         environment["PYTHONSAFEPATH"] = "1"
-    for arguments in ([str(link)], ["-m", "memledger", str(link)]):
+    for arguments in ([str(link)], ["-m", "memledger_client", str(link)]):
         ended = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60)
         assert (ended.returncode, ended.stdout) == (0, "found\n"), ended.stderr
 
@@ -255,9 +255,9 @@ def test_module_finds_the_modules_that_python_would(tmp_path, run, is_safe):
 def test_tracked_coroutine_function_is_tracked_until_it_ends(run, receiver):
     program = run(
         """
-import asyncio, memledger
-from memledger._cuda_oom import operations
-@memledger.track("model", "generate")
+import asyncio, memledger_client
+from memledger_client._cuda_oom import operations
+@memledger_client.track("model", "generate")
 async def generate():
     await asyncio.sleep(0)
     return operations.current()
@@ -271,7 +271,7 @@ input()
 
 
 def test_setting_that_is_no_utf8_does_not_lose_the_others(run, receiver):
-    program = run("import memledger\nmemledger.start({'data': 'caf\\udce9', 'lr': 0.5})\ninput()\n")
+    program = run("import memledger_client\nmemledger_client.start({'data': 'caf\\udce9', 'lr': 0.5})\ninput()\n")
     settings = receiver.wait("settings")["kv"]
     assert settings == {"data": "caf?", "lr": 0.5}
     program.go()
@@ -281,17 +281,17 @@ def test_setting_that_is_no_utf8_does_not_lose_the_others(run, receiver):
 def test_calls_never_raise_and_interrupts_pass(receiver, run):
     program = run(
         """
-import memledger, memledger._guard as guard
+import memledger_client, memledger_client._guard as guard
 for _ in range(2):
-    memledger.step("no number")
-    memledger.step(-1)
-    memledger.step(samples=object())
-    memledger.step(batch_size="32")
-    memledger.step(nonsense=1)
-    memledger.track("only one name").__enter__()
-print(memledger.save_report("/proc/nowhere/memory_usage.json"), guard.swallowed > 0)
+    memledger_client.step("no number")
+    memledger_client.step(-1)
+    memledger_client.step(samples=object())
+    memledger_client.step(batch_size="32")
+    memledger_client.step(nonsense=1)
+    memledger_client.track("only one name").__enter__()
+print(memledger_client.save_report("/proc/nowhere/memory_usage.json"), guard.swallowed > 0)
 try:
-    with memledger.track("a model", None):
+    with memledger_client.track("a model", None):
         raise KeyboardInterrupt
 except KeyboardInterrupt:
     print("passed on")
@@ -311,18 +311,18 @@ input()
     assert all(warning.startswith(start) for warning, start in zip(warnings, starts)), err
     assert len(warnings) == len(starts), err
     assert "Traceback" not in err
-    assert run("import memledger; memledger.step('x'); print('trained')",
+    assert run("import memledger_client; memledger_client.step('x'); print('trained')",
                arguments=("-W", "error", "-c"), environment={"MEMLEDGER_DEBUG": ""}).end() == (0, "trained\n", "")  # fmt: skip
 
 
 def test_tracked_objects_are_not_kept(receiver, run):
     """A model in the place of its name would keep its GPU memory."""
     text = """
-import gc, memledger, weakref
+import gc, memledger_client, weakref
 class Model: pass
 model = Model()
 reference = weakref.ref(model)
-with memledger.track(model, "forward"): pass
+with memledger_client.track(model, "forward"): pass
 del model
 gc.collect()
 print(reference())
@@ -334,15 +334,15 @@ print(reference())
 def test_signal_handler_may_report_while_it_interrupts_a_call(receiver, run):
     program = run(
         """
-import memledger, signal, torch
-from memledger._reporter import reporter
+import memledger_client, signal, torch
+from memledger_client._reporter import reporter
 def handle(*_):
-    memledger.start()
-    memledger.step()
-    with memledger.track("signal", "handler"):
+    memledger_client.start()
+    memledger_client.step()
+    with memledger_client.track("signal", "handler"):
         pass
 torch.cuda.init()
-memledger.start()
+memledger_client.start()
 signal.signal(signal.SIGTERM, handle)
 with reporter._lock, reporter._count_lock, reporter._ooms._attaching:
     reporter._ooms._is_attached = False  # as at the first call
@@ -360,8 +360,8 @@ input()
 def test_thread_leaves_signals_to_the_program(receiver, run):
     program = run(
         """
-import memledger, os, threading
-memledger.start()
+import memledger_client, os, threading
+memledger_client.start()
 input()
 thread = next(each for each in threading.enumerate() if each.name == "memledger")
 status = open(f"/proc/self/task/{thread.native_id}/status").read()
@@ -376,22 +376,22 @@ print([number for number in (1, 2, 10, 11, 15, 17) if blocked & 1 << (number - 1
 
 def test_errors_are_swallowed_when_standard_error_is_closed(receiver, run):
     for close in ("sys.stderr.close()", "sys.stderr = None"):
-        text = f"import memledger, sys; {close}; memledger.step('no number'); print('trained')"
+        text = f"import memledger_client, sys; {close}; memledger_client.step('no number'); print('trained')"
         assert run(text).end() == (0, "trained\n", "")
 
 
 def test_steps_after_stop_are_counted_and_do_not_report(receiver, run):
     program = run(
         """
-import memledger, threading
-memledger.step()
+import memledger_client, threading
+memledger_client.step()
 input()
-memledger.stop()
-memledger.step()
-with memledger.track("model", "forward"): pass
-print(memledger._reporter.reporter._thread, flush=True)
+memledger_client.stop()
+memledger_client.step()
+with memledger_client.track("model", "forward"): pass
+print(memledger_client._reporter.reporter._thread, flush=True)
 input()
-memledger.start()
+memledger_client.start()
 input()
 """
     )
@@ -404,13 +404,13 @@ input()
 
 
 def test_empty_directory_in_the_environment_switches_reporting_off(receiver, run):
-    text = "import torch, memledger, threading; memledger.start(); torch.cuda.init(); memledger.step(); print(threading.active_count())"
+    text = "import torch, memledger_client, threading; memledger_client.start(); torch.cuda.init(); memledger_client.step(); print(threading.active_count())"
     assert run(text, environment={"MEMLEDGER_REPORTER_DIRECTORY": ""}).end() == (0, "1\n", "")
     assert receiver.messages == []
 
 
 def test_settings_are_sent_on_each_connection(receiver, run):
-    run("import memledger; memledger.start(settings={'lr': 3e-4, 'optimizer': 'adamw'}); input()")
+    run("import memledger_client; memledger_client.start(settings={'lr': 3e-4, 'optimizer': 'adamw'}); input()")
     wanted = {"t": "settings", "kv": {"lr": 3e-4, "optimizer": "adamw"}}
     assert receiver.wait("settings") == wanted
     receiver.close()
@@ -424,8 +424,8 @@ def test_setting_of_the_allocator_is_that_of_the_process(receiver, run):
         """
 import os
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "roundup_power2_divisions:[256:1,512:2,1024:4,>:8],max_split_size_mb:64,expandable_segments:True"
-import memledger
-memledger.start(settings={"batch_size": 8})
+import memledger_client
+memledger_client.start(settings={"batch_size": 8})
 input()
 """
     )
@@ -450,13 +450,13 @@ import os, sys
 if len(sys.argv) == 1:
     held = bytearray(400 << 20)
     os.execv(sys.executable, [sys.executable, __file__, "again"])
-import torch, memledger
+import torch, memledger_client
 torch.cuda.standin_allocate(300 << 20)
 torch.cuda.standin_free(300 << 20)
-with memledger.track("model", "after"):
+with memledger_client.track("model", "after"):
     held = bytearray(60 << 20)
     del held
-memledger.save_report("report.json")
+memledger_client.save_report("report.json")
 """,
         as_file=tmp_path / "program.py",
     )
@@ -470,12 +470,12 @@ memledger.save_report("report.json")
 def test_allocator_without_statistics_reports_steps_and_host_memory(receiver, run):
     program = run(
         """
-import memledger, torch
+import memledger_client, torch
 torch.cuda.init()
 torch.cuda.STANDIN_ALLOCATOR_IS_PLUGGABLE = True
-with memledger.track("model", "forward"):
+with memledger_client.track("model", "forward"):
     pass
-memledger.step()
+memledger_client.step()
 """,
         environment={"MEMLEDGER_DEBUG": ""},
     )
@@ -487,10 +487,10 @@ memledger.step()
 def test_steps_from_many_threads_are_all_counted(receiver, run):
     program = run(
         """
-import memledger, threading
+import memledger_client, threading
 def train():
     for _ in range(5000):
-        memledger.step()
+        memledger_client.step()
 threads = [threading.Thread(target=train) for _ in range(8)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]

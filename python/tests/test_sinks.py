@@ -6,17 +6,17 @@ AMOUNTS = ["cpu_ram_used_mb", "gpu_ram_used_mb", "gpu_ram_peak_mb", "reserved_gp
 def test_function_gets_what_is_tracked_and_sampled(receiver, run):
     program = run(
         """
-import json, threading, memledger, torch
-from memledger.compat import MemoryTracker
+import json, threading, memledger_client, torch
+from memledger_client.compat import MemoryTracker
 records, sampled = [], threading.Event()
-@memledger.on_record
+@memledger_client.on_record
 def keep(record):
     (sampled.set if record["component"] == "process" else lambda: records.append(record))()
-    with memledger.track("sink", "own"):  # handed to none
+    with memledger_client.track("sink", "own"):  # handed to none
         pass
-memledger.on_record(keep)  # once is enough
-memledger.step(3)
-with memledger.track("model", "forward"):
+memledger_client.on_record(keep)  # once is enough
+memledger_client.step(3)
+with memledger_client.track("model", "forward"):
     torch.cuda.standin_allocate(300 << 20)
     torch.cuda.standin_free(100 << 20)
 MemoryTracker().log_memory("model", "after")
@@ -36,9 +36,9 @@ print(json.dumps(records))
 def test_samples_come_without_memledger_and_torch(run):
     program = run(
         """
-import memledger, threading
+import memledger_client, threading
 sampled = threading.Event()
-memledger.on_record(lambda record: (print([record[key] for key in ("component", "operation", "gpu_ram_used_mb")]), sampled.set()))
+memledger_client.on_record(lambda record: (print([record[key] for key in ("component", "operation", "gpu_ram_used_mb")]), sampled.set()))
 sampled.wait(20)
 """,
         environment={"MEMLEDGER_REPORTER_DIRECTORY": ""},
@@ -50,13 +50,13 @@ sampled.wait(20)
 def test_errors_of_a_function_do_not_reach_the_program(receiver, run):
     program = run(
         """
-import memledger
+import memledger_client
 def fails(record):
     raise OSError("the server of the dashboard is gone")
-memledger.on_record(fails)
-memledger.on_record("no function")
+memledger_client.on_record(fails)
+memledger_client.on_record("no function")
 for _ in range(3):
-    with memledger.track("model", "forward"):
+    with memledger_client.track("model", "forward"):
         pass
 print("done")
 """,
@@ -71,18 +71,18 @@ print("done")
 def test_function_ends_with_stop_and_is_replaced_by_its_namesake(receiver, run):
     program = run(
         """
-import memledger
+import memledger_client
 for number in (1, 2):
     def keep(record, number=number):
         record["component"] == "model" and print(number)
-    memledger.on_record(keep)
+    memledger_client.on_record(keep)
 def one():
-    with memledger.track("model", "forward"):
+    with memledger_client.track("model", "forward"):
         pass
 one()
-with memledger.batch_search():
+with memledger_client.batch_search():
     one()
-memledger.stop()
+memledger_client.stop()
 one()
 """
     )
@@ -92,9 +92,9 @@ one()
 def test_process_that_a_function_starts_gets_its_signals(run):
     program = run(
         """
-import memledger, subprocess, threading
+import memledger_client, subprocess, threading
 sampled = threading.Event()
-@memledger.on_record
+@memledger_client.on_record
 def keep(record):
     if not sampled.is_set():
         blocked = subprocess.run(["grep", "SigBlk", "/proc/self/status"], capture_output=True, text=True).stdout
@@ -110,15 +110,15 @@ sampled.wait(20)
 def test_forked_child_hands_out_nothing(receiver, run):
     program = run(
         """
-import memledger, os
-memledger.on_record(lambda record: record["component"] == "model" and print(os.getpid() == owner, flush=True))
+import memledger_client, os
+memledger_client.on_record(lambda record: record["component"] == "model" and print(os.getpid() == owner, flush=True))
 owner = os.getpid()
 if os.fork() == 0:
-    with memledger.track("model", "forward"):
+    with memledger_client.track("model", "forward"):
         pass
     os._exit(0)
 os.wait()
-with memledger.track("model", "forward"):
+with memledger_client.track("model", "forward"):
     pass
 """
     )

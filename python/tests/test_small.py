@@ -12,18 +12,18 @@ import types
 
 import pytest
 
-import memledger
-from memledger import _connection, _cuda_oom, _host, _model_memory, _records, _reporter, _startup, _torch, analyze
+import memledger_client
+from memledger_client import _connection, _cuda_oom, _host, _model_memory, _records, _reporter, _startup, _torch, analyze
 
 
 def test_version_is_that_of_memledger():
     manifest = (pathlib.Path(__file__).resolve().parents[2] / "Cargo.toml").read_text()
-    assert f'version = "{memledger.__version__}"' in manifest
+    assert f'version = "{memledger_client.__version__}"' in manifest
 
 
 def test_syntax_is_that_of_the_oldest_python():
-    root = pathlib.Path(memledger.__file__).resolve().parents[1]
-    sources = [*root.glob("memledger/*.py"), root / "sitecustomize.py"]
+    root = pathlib.Path(memledger_client.__file__).resolve().parents[1]
+    sources = [*root.glob("memledger_client/*.py"), root / "sitecustomize.py"]
     assert len(sources) > 10
     for source in sources:
         ast.parse(source.read_text(), str(source), feature_version=(3, 8))
@@ -182,11 +182,11 @@ def test_module_of_the_program_with_the_same_name_breaks_nothing(monkeypatch):
             def _lazy_call(function):
                 function()  # CUDA is initialised: what this raises would end the training
 
-    monkeypatch.setitem(sys.modules, "memledger", types.ModuleType("memledger"))
-    for name in [name for name in sys.modules if name.startswith("memledger.")]:
+    monkeypatch.setitem(sys.modules, "memledger_client", types.ModuleType("memledger_client"))
+    for name in [name for name in sys.modules if name.startswith("memledger_client.")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ImportError):
-        from memledger import _api  # noqa: F401
+        from memledger_client import _api  # noqa: F401
     _startup.start_with_cuda(Torch)
 
 
@@ -199,9 +199,9 @@ def test_torchs_own_class_is_an_out_of_memory_error_whatever_it_says():
 def test_older_python_gets_one_sentence(tmp_path):
     source = (pathlib.Path(_host.__file__).parent / "__init__.py").read_text()
     ast.parse(source, feature_version=(3, 4))  # it is read before that sentence
-    program = "import sys; sys.version_info = (3, 6, 9, 'final', 0)\ntry:\n    import memledger\nexcept ImportError as error:\n    print(error)"
+    program = "import sys; sys.version_info = (3, 6, 9, 'final', 0)\ntry:\n    import memledger_client\nexcept ImportError as error:\n    print(error)"
     found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True)
-    assert (found.stdout, found.stderr) == ("memledger needs Python 3.8 or later, and this is Python 3.6\n", "")
+    assert (found.stdout, found.stderr) == ("memledger_client needs Python 3.8 or later, and this is Python 3.6\n", "")
 
 
 def test_setting_of_the_allocator_is_what_torch_parsed(monkeypatch):

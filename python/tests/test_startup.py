@@ -125,3 +125,28 @@ import builtins; builtins.ran = True
     )
     for path in ((ROOT, STANDIN, other), (other, ROOT, STANDIN)):
         assert run("print(ran)", path=path).end() == (0, "True\n", "")
+
+
+def test_package_memledger_of_the_program_is_neither_imported_nor_hidden(tmp_path, receiver, run):
+    """As PyPI's project of that name, before and after the client in the path."""
+    other = tmp_path / "other" / "memledger"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("name = 'of the program'\nprint('imported', flush=True)\n")
+    text = f"""
+import importlib, sys
+theirs = importlib.import_module("memledger")
+assert theirs.name == "of the program" and theirs.__file__.startswith({str(other)!r})
+import memledger_client
+assert memledger_client.step and sys.modules["memledger"] is theirs
+print("both", flush=True)
+input()
+"""
+    for path in ((ROOT, STANDIN, other.parent), (other.parent, ROOT, STANDIN)):
+        program = run(USE_CUDA + text, path=path)
+        assert program.line() == "ready"  # and it reports before the program imports either
+        receiver.wait("sample", lambda message: (program.pid, message) in receiver.messages)
+        program.go()
+        assert [program.line(), program.line()] == ["imported", "both"]
+        program.go()
+        assert program.end() == (0, "", "")
+    assert [each.name for each in other.iterdir()] == ["__init__.py"]

@@ -71,7 +71,7 @@ fn command(form: FlagForm) -> Command {
         .about("Shows which container uses the RAM and VRAM of a GPU host, and why one was killed.")
         .version(concat!(
             env!("CARGO_PKG_VERSION"),
-            " (",
+            " (memledger-exporter, ", // the name on PyPI, where `memledger` is another project with a program of that name
             env!("MEMLEDGER_REVISION"),
             ", rustc ",
             env!("MEMLEDGER_RUSTC"),

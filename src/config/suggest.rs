@@ -269,7 +269,7 @@ mod tests {
         for folder in [
             "deploy",
             "helm",
-            "python/memledger",
+            "python/memledger_client",
             "dashboards",
             "tests/setup",
             "tests/support",

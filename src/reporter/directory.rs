@@ -160,12 +160,12 @@ mod tests {
         let listener = listen(&directory).unwrap();
         let mode = std::fs::metadata(directory.join(SOCKET)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o666);
-        assert!(directory.join("python/memledger/__init__.py").is_file());
+        assert!(directory.join("python/memledger_client/__init__.py").is_file());
         assert!(matches!(listen(&directory), Err(ReporterError::InUse { .. })));
         drop(listener);
-        std::fs::write(directory.join("python/memledger/__init__.py"), "damaged").unwrap();
+        std::fs::write(directory.join("python/memledger_client/__init__.py"), "damaged").unwrap();
         listen(&directory).unwrap();
-        let text = std::fs::read_to_string(directory.join("python/memledger/__init__.py")).unwrap();
+        let text = std::fs::read_to_string(directory.join("python/memledger_client/__init__.py")).unwrap();
         assert_ne!(text, "damaged");
     }
 
@@ -173,17 +173,18 @@ mod tests {
     fn links_that_a_container_made_are_not_followed() {
         let folder = tempfile::tempdir().unwrap();
         let (directory, host_file) = (folder.path().join("reporter"), folder.path().join("host"));
-        std::fs::create_dir_all(directory.join("python/memledger")).unwrap();
+        std::fs::create_dir_all(directory.join("python/memledger_client")).unwrap();
         std::fs::write(&host_file, "of the host").unwrap();
-        std::os::unix::fs::symlink(&host_file, directory.join("python/memledger/__init__.new")).unwrap();
+        std::os::unix::fs::symlink(&host_file, directory.join("python/memledger_client/__init__.new"))
+            .unwrap();
         drop(listen(&directory).unwrap());
         assert_eq!(std::fs::read_to_string(&host_file).unwrap(), "of the host");
         let host_directory = folder.path().join("elsewhere");
         std::fs::rename(directory.join("python"), &host_directory).unwrap();
-        std::fs::remove_file(host_directory.join("memledger/__init__.py")).unwrap();
+        std::fs::remove_file(host_directory.join("memledger_client/__init__.py")).unwrap();
         std::os::unix::fs::symlink(&host_directory, directory.join("python")).unwrap();
         assert!(matches!(listen(&directory), Err(ReporterError::Write { .. })));
-        assert!(!host_directory.join("memledger/__init__.py").exists());
+        assert!(!host_directory.join("memledger_client/__init__.py").exists());
     }
 
     #[test]

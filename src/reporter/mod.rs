@@ -1,7 +1,7 @@
 //! The view from inside: processes of containers report the memory of torch, and how far their training is.
 //!
 //! A process connects to a Unix socket (SOCK_SEQPACKET) in `--reporter.directory`, which containers mount, and sends one JSON
-//! object per packet; `python/memledger` is the client. Its identity is what the kernel says about the connection
+//! object per packet; `python/memledger_client` is the client. Its identity is what the kernel says about the connection
 //! ([`peer`]); what it sends is untrusted ([`message`]) and bounded ([`crate::host::bounds`]). One thread serves all
 //! connections ([`server`]); the cycle reads the newest [`reports`].
 //!

@@ -13,10 +13,10 @@ use crate::support::cgroups::{TestCgroup, new_id, parent};
 const REGULAR_PROGRAM: &str = "
 import sys
 sys.path.insert(0, sys.argv[1])
-import memledger
+import memledger_client
 while True:
     for _ in range(100):
-        memledger.step(batch_size=4)
+        memledger_client.step(batch_size=4)
     print('counted', flush=True)
     input()
 ";

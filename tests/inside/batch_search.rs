@@ -20,7 +20,7 @@ const STANDIN: [(&str, &str); 5] = [
 const SEARCH: &str = r#"
 import time, warnings, torch
 from torch.standin_cpu import AdamW, Layers, Tensor
-from memledger.compat import auto_select_batch_size
+from memledger_client.compat import auto_select_batch_size
 for parameters in (5 << 20, 2 << 20):
     model = Layers(layers=5, parameters=parameters, activations=1 << 16)
     with warnings.catch_warnings(record=True) as caught:

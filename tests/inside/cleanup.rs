@@ -16,13 +16,13 @@ const RESERVED: &str = "memledger_container_torch_reserved_bytes";
 /// A program with a process for each of these texts, which are its ranks. Each has 200 MiB of tensors and 300 MiB of cache.
 fn ranks(texts: &[&str]) -> String {
     let begin = "
-import os, threading, time, torch, memledger
-from memledger._cleanup import cleaner
+import os, threading, time, torch, memledger_client
+from memledger_client._cleanup import cleaner
 torch.cuda.memory.STANDIN_IS_SPLIT = False
 torch.cuda.init()
 torch.cuda.standin_allocate(500 << 20)
 torch.cuda.standin_free(300 << 20)
-memledger.start()
+memledger_client.start()
 ";
     let texts: Vec<String> = texts.iter().map(|text| format!("{begin}{text}")).collect();
     format!(
@@ -42,7 +42,7 @@ while True:
 
 const STEPS: &str = "
 while True:
-    memledger.step()
+    memledger_client.step()
     time.sleep(0.02)
 ";
 

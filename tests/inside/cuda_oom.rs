@@ -71,7 +71,7 @@ fn program_that_ends_by_an_error_is_explained_with_its_numbers() {
         &engine,
         &name,
         &program(
-            "import memledger\ntry:\n    with memledger.track('model', 'forward'):\n        torch.cuda.standin_allocate(20 << 30)\n\
+            "import memledger_client\ntry:\n    with memledger_client.track('model', 'forward'):\n        torch.cuda.standin_allocate(20 << 30)\n\
              except RuntimeError as error:\n    print(error)\n    raise",
         ),
     );

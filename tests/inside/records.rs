@@ -17,13 +17,13 @@ const RESERVED: &str = "memledger_container_torch_reserved_bytes";
 
 /// Holds 1 GiB, searches with 7 GiB until it runs out of memory, and trains with 2 GiB; goes on with each signal.
 const PROGRAM: &str = r#"
-import memledger, signal, threading, torch
+import memledger_client, signal, threading, torch
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-memledger.start(settings={"batch_size": 16})
+memledger_client.start(settings={"batch_size": 16})
 torch.cuda.standin_allocate(1 << 30)
 print("ready", flush=True)
 signal.sigwait({signal.SIGUSR1})
-with memledger.batch_search():
+with memledger_client.batch_search():
     torch.cuda.standin_allocate(6 << 30)
     try:
         torch.cuda.standin_allocate(20 << 30)
@@ -32,18 +32,18 @@ with memledger.batch_search():
     signal.sigwait({signal.SIGUSR1})
     torch.cuda.standin_free(6 << 30)
     torch.cuda.empty_cache()
-with memledger.track("model", "forward"):
+with memledger_client.track("model", "forward"):
     torch.cuda.standin_allocate(1 << 30)
 barrier = threading.Barrier(2)
 def load():
-    with memledger.track("data", "load"):
+    with memledger_client.track("data", "load"):
         barrier.wait()
         barrier.wait()
 threads = [threading.Thread(target=load) for _ in range(2)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 while signal.sigtimedwait({signal.SIGUSR1}, 0.02) is None:
-    memledger.step(batch_size=16)
+    memledger_client.step(batch_size=16)
 "#;
 
 fn state_flag(folder: &Path) -> String {
@@ -113,7 +113,7 @@ fn record_has_what_the_program_reported_without_its_search_for_a_batch_size() {
 const ENDS_AT_ONCE: &str = r#"
 import signal, torch
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-from memledger.compat import MemoryTracker
+from memledger_client.compat import MemoryTracker
 tracker = MemoryTracker()
 torch.cuda.standin_allocate(1 << 30)
 for number in range(3):

@@ -41,7 +41,7 @@ def test_versions_of_program_client_and_chart_are_one():
     version = re.search(r'(?m)^version = "(.*)"', (ROOT / "Cargo.toml").read_text())[1]
     chart = (ROOT / "helm/memledger/Chart.yaml").read_text()
     assert re.search(rf'(?m)^appVersion: "?{re.escape(version)}"?$', chart)
-    assert f'__version__ = "{version}"' in (ROOT / "python/memledger/_version.py").read_text()
+    assert f'__version__ = "{version}"' in (ROOT / "python/memledger_client/_version.py").read_text()
     tags = {}
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "helm").rglob("*.md"), *(ROOT / "deploy").rglob("*.y*ml")]:
         for tag in re.findall(r"memledger/memledger:(\d[\w.]*)|newTag: (\S+?)}?$", path.read_text(), re.M):

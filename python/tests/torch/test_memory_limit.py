@@ -69,7 +69,7 @@ SEARCH = """
 import os, warnings
 open({procs!r}, "w").write(str(os.getpid()))
 import torch
-from memledger.compat import auto_select_batch_size
+from memledger_client.compat import auto_select_batch_size
 model, sample = {model}
 with warnings.catch_warnings(record=True) as caught:
     size = auto_select_batch_size(model, "cpu", {start}, sample=sample)
@@ -104,7 +104,7 @@ def test_command_names_the_limit_of_a_search(run, limited, tmp_path):
         f"import os\nopen({str(cgroup.path / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\nimport torch\n"
         "def make():\n    return torch.nn.LSTM(64, 128, 2, batch_first=True), lambda n: torch.zeros(n, 100, 64)\n"
     )
-    program = run("--auto-batch-size", path=(ROOT,), arguments=("-m", "memledger.analyze", "mine:make"))
+    program = run("--auto-batch-size", path=(ROOT,), arguments=("-m", "memledger_client.analyze", "mine:make"))
     code, out, err = program.end()
     assert (code, cgroup.oom_kills()) == (0, 0), err
     answer = out.splitlines()[-1]

@@ -17,10 +17,10 @@ import pytest
 from conftest import ROOT, eventually
 
 torch = pytest.importorskip("torch")
-import memledger  # noqa: E402 # where torch is
-from memledger import _inputs, _model_memory, _peaks, _training_memory, analyze  # noqa: E402
-from memledger.analyze import training_memory  # noqa: E402
-from memledger.compat import auto_select_batch_size, recommend_batch_size  # noqa: E402
+import memledger_client  # noqa: E402 # where torch is
+from memledger_client import _inputs, _model_memory, _peaks, _training_memory, analyze  # noqa: E402
+from memledger_client.analyze import training_memory  # noqa: E402
+from memledger_client.compat import auto_select_batch_size, recommend_batch_size  # noqa: E402
 assert not hasattr(torch, "IS_STANDIN"), "these tests are for the real torch"
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "deploy/examples"
@@ -33,9 +33,9 @@ def test_dataloader_training_reports_while_its_workers_do_not(receiver, run, tmp
         f"""
 import sys, torch.multiprocessing
 sys.path.insert(0, {str(EXAMPLES)!r})
-import memledger, train_reported
+import memledger_client, train_reported
 load = train_reported.Images.__getitem__
-train_reported.Images.__getitem__ = memledger.track("data", "item")(load)  # called in the workers
+train_reported.Images.__getitem__ = memledger_client.track("data", "item")(load)  # called in the workers
 if __name__ == "__main__":
     torch.multiprocessing.set_start_method("{method}")
     train_reported.main()
@@ -66,12 +66,12 @@ def test_torchrun_with_four_gloo_ranks(receiver, run, tmp_path):
     script = tmp_path / "ddp.py"
     script.write_text(
         """
-import memledger, torch, torch.distributed as distributed
+import memledger_client, torch, torch.distributed as distributed
 distributed.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 for _ in range(5):
     model(torch.ones(2, 4)).sum().backward()
-    memledger.step(batch_size=2)
+    memledger_client.step(batch_size=2)
 distributed.destroy_process_group()
 """
     )
@@ -90,7 +90,7 @@ distributed.destroy_process_group()
 def test_error_of_the_real_class_is_reported_with_its_text(receiver, run):
     """Without a GPU torch cannot run out of its memory: the program raises torch's own class with torch's own words."""
     text = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.81 GiB is free."
-    program = run(f"import memledger, torch\nmemledger.start()\nmemledger.step()\nraise torch.OutOfMemoryError({text!r})\n", path=(ROOT,))
+    program = run(f"import memledger_client, torch\nmemledger_client.start()\nmemledger_client.step()\nraise torch.OutOfMemoryError({text!r})\n", path=(ROOT,))
     code, _, err = program.end()
     assert code == 1 and err.rstrip().endswith(f"torch.OutOfMemoryError: {text}")
     message = receiver.wait("oom")
@@ -100,12 +100,12 @@ def test_error_of_the_real_class_is_reported_with_its_text(receiver, run):
 def test_cleanup_without_a_gpu_gives_nothing_back_and_initialises_nothing(receiver, run):
     program = run(
         """
-import memledger, torch
-memledger.start()
-memledger.cleanup_on("step", every=1)
+import memledger_client, torch
+memledger_client.start()
+memledger_client.cleanup_on("step", every=1)
 for _ in range(5):
-    memledger.step()
-print(memledger.cleanup(), torch.cuda.is_initialized(), flush=True)
+    memledger_client.step()
+print(memledger_client.cleanup(), torch.cuda.is_initialized(), flush=True)
 """,
         path=(ROOT,),
     )
@@ -116,14 +116,14 @@ print(memledger.cleanup(), torch.cuda.is_initialized(), flush=True)
 def test_shutdown_frees_and_ends_by_the_signal(receiver, run):
     program = run(
         """
-import memledger, signal, torch
-memledger.start()
-memledger.install_shutdown()
+import memledger_client, signal, torch
+memledger_client.start()
+memledger_client.install_shutdown()
 model = torch.nn.Linear(4, 4)
 print("ready", flush=True)
 while True:
     model(torch.ones(2, 4)).sum().backward()
-    memledger.step()
+    memledger_client.step()
 """,
         path=(ROOT,),
     )
@@ -135,14 +135,14 @@ while True:
 
 def test_inputs_are_moved_to_the_device_of_the_model():
     """The device without memory has the place of a GPU: torch refuses to mix it with the CPU too."""
-    from memledger import _model_memory as memory
+    from memledger_client import _model_memory as memory
 
     inputs = memory.moved({"a": torch.ones(2), "b": (torch.ones(1), [torch.ones(1)]), "c": 3}, "meta")
     assert {each.device.type for each in memory.tensors_in(inputs)} == {"meta"} and inputs["c"] == 3
 
 
 def test_bytes_of_real_modules_are_exact():
-    from memledger import _model_memory as memory
+    from memledger_client import _model_memory as memory
 
     model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.BatchNorm1d(20), torch.nn.ReLU(), torch.nn.Linear(20, 5))
     optimizer = torch.optim.Adam(model.parameters())
@@ -397,7 +397,7 @@ def test_measuring_leaves_a_training_as_it_is():
 
 def test_model_comes_back_to_its_device_after_an_error():
     """The device without memory, meta, has the place of a GPU."""
-    from memledger import _model_memory as memory
+    from memledger_client import _model_memory as memory
 
     model = torch.nn.BatchNorm1d(3)
     model.running_mean += 7
@@ -430,7 +430,7 @@ def test_callback_counts_the_steps_of_a_real_trainer(receiver, run, tmp_path, pa
     programs = {
         "transformers": """
 import torch, transformers
-from memledger.huggingface import MemledgerCallback
+from memledger_client.huggingface import MemledgerCallback
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -444,7 +444,7 @@ transformers.Trainer(Model(), arguments, train_dataset=data, callbacks=[Memledge
 """,
         "lightning": """
 import torch, lightning
-from memledger.lightning import MemledgerCallback
+from memledger_client.lightning import MemledgerCallback
 class Model(lightning.LightningModule):
     def __init__(self):
         super().__init__()
@@ -472,14 +472,14 @@ trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(24, 2), batch_size=2
 
 
 def test_compiled_code_keeps_one_graph():
-    @memledger.track("model", "decorated")
+    @memledger_client.track("model", "decorated")
     def decorated(x):
         return x + 1
 
     def forward(x):
-        with memledger.track("model", "forward"):
+        with memledger_client.track("model", "forward"):
             y = decorated(x) * 2
-        memledger.step(batch_size=2)
+        memledger_client.step(batch_size=2)
         return y
 
     compiled = torch.compile(forward, backend="eager", fullgraph=True)  # an error where the graph breaks
@@ -487,7 +487,7 @@ def test_compiled_code_keeps_one_graph():
 
 
 def test_functions_that_are_wrapped_exist():
-    from memledger import _peaks
+    from memledger_client import _peaks
 
     names = [*_peaks.READERS, *_peaks.PEAK_RESETS, *_peaks.TOTAL_RESETS]
     names += ["_cuda_customAllocator", "_cuda_hasPrimaryContext", "_cuda_isHistoryEnabled"]
@@ -510,7 +510,7 @@ def test_analyze_measures_the_model_of_a_module(run, tmp_path):
     )
 
     def analyze(target, *more):
-        arguments = ("-m", "memledger.analyze", target, *more, "--auto-batch-size", "--batch-size")
+        arguments = ("-m", "memledger_client.analyze", target, *more, "--auto-batch-size", "--batch-size")
         return run("8", path=(ROOT,), arguments=arguments).end()
 
     code, out, err = analyze("mine:make")
@@ -531,7 +531,7 @@ def test_analyze_measures_the_model_of_a_module(run, tmp_path):
 #: The report of a training script, by the old names.
 REPORT = """
 import torch
-from memledger.compat import auto_select_batch_size, get_gpu_info, print_gpu_info, print_memory_analysis, recommend_batch_size
+from memledger_client.compat import auto_select_batch_size, get_gpu_info, print_gpu_info, print_memory_analysis, recommend_batch_size
 
 class Model(torch.nn.Module):
     def __init__(self):
@@ -622,11 +622,11 @@ def test_example_of_a_graph_gets_what_is_tracked_and_sampled(run, package):
         f"""
 {before}
 {example}
-import threading, memledger
+import threading, memledger_client
 sampled = threading.Event()
-memledger.on_record(lambda record: record["component"] == "process" and sampled.set())
-memledger.step(2)
-with memledger.track("model", "forward"):
+memledger_client.on_record(lambda record: record["component"] == "process" and sampled.set())
+memledger_client.step(2)
+with memledger_client.track("model", "forward"):
     pass
 sampled.wait(20)
 {after}
@@ -654,7 +654,7 @@ ASSUMED = {
 @pytest.mark.parametrize("name", ASSUMED)
 def test_old_call_answers_with_inputs_that_are_assumed(run, name):
     model, words = ASSUMED[name]
-    program = run(f"import torch\nfrom memledger.compat import recommend_batch_size\nprint(recommend_batch_size({model}, 12))", path=(ROOT,))
+    program = run(f"import torch\nfrom memledger_client.compat import recommend_batch_size\nprint(recommend_batch_size({model}, 12))", path=(ROOT,))
     code, out, err = program.end()
     assert code == 0, err
     assert sorted(eval(out)) == ["maximum", "recommended", "safe"] and eval(out)["safe"] > 0
@@ -687,7 +687,7 @@ def test_inputs_that_cannot_be_inferred_are_an_error_and_those_of_a_batch_preced
 
 
 def test_report_says_what_mixed_precision_saves(capsys):
-    from memledger.compat import print_memory_analysis
+    from memledger_client.compat import print_memory_analysis
 
     layers = [torch.nn.Linear(100, 100), torch.nn.Sigmoid()]
     model = torch.nn.Sequential(*(layers * 6))

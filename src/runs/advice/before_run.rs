@@ -55,7 +55,7 @@ pub fn before_first_run(name: &str, why: String, host: &HostNow) -> Advice {
     let settings = [
         (
             "batch",
-            "set BATCH_SIZE and ACCUM, labels memledger.run.batch_size, or settings of memledger.start: advice compares runs by them",
+            "set BATCH_SIZE and ACCUM, labels memledger.run.batch_size, or settings of memledger_client.start: advice compares runs by them",
         ),
         ("workers", "set NUM_WORKERS: begin with 1 or 2 for each rank, each takes RAM"),
         (

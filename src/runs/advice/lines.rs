@@ -155,7 +155,7 @@ pub fn check(runs: &[RunRecord], running: &[RunRecord], now: f64) -> Option<Advi
 /// Returns the batch size and the accumulation of the newest run, and what they come to.
 fn batch_item(newest: &RunRecord) -> String {
     let Some(batch) = number(newest, KnownSetting::Batch) else {
-        return "the batch size is not known: set BATCH_SIZE, a label memledger.run.batch_size, or settings of memledger.start"
+        return "the batch size is not known: set BATCH_SIZE, a label memledger.run.batch_size, or settings of memledger_client.start"
             .to_owned();
     };
     let TrainingSettings { ranks, accumulation, .. } = settings(newest);

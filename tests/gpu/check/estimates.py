@@ -8,7 +8,7 @@ import json
 import sys
 
 import torch
-from memledger import analyze
+from memledger_client import analyze
 
 # the stand-in has a model of its own
 MODELS = importlib.import_module("standin_models" if hasattr(torch, "IS_STANDIN") else "models").MODELS

@@ -58,11 +58,11 @@ def exhaust(torch, mib, ms):
 
 def steps(torch, for_s):
     """A training whose steps do nothing."""
-    import memledger
+    import memledger_client
     until = time.monotonic() + for_s
     while time.monotonic() < until:
         time.sleep(0.05)
-        memledger.step()
+        memledger_client.step()
     return {}
 
 

@@ -1,13 +1,13 @@
 """Reports the memory of this process to memledger: tensors, torch's cache, and the rest.
 
-    import memledger
+    import memledger_client
 
-    memledger.start()                            # not needed with PYTHONPATH: see docs/inside-view.md
+    memledger_client.start()                     # not needed with PYTHONPATH: see docs/inside-view.md
     for batch in loader:
-        with memledger.track("model", "forward"):
+        with memledger_client.track("model", "forward"):
             loss = model(batch)
-        memledger.step(batch_size=32)            # one training step
-    memledger.save_report("memory_usage.json")
+        memledger_client.step(batch_size=32)     # one training step
+    memledger_client.save_report("memory_usage.json")
 
 Nothing here raises into the program: without memledger, torch or a GPU the calls do nothing or record the host memory only. All
 amounts are bytes, unless a name says otherwise.
@@ -16,9 +16,9 @@ amounts are bytes, unless a name says otherwise.
 import sys
 
 if sys.version_info < (3, 8):  # in words that every Python can parse
-    raise ImportError("memledger needs Python 3.8 or later, and this is Python %d.%d" % tuple(sys.version_info[:2]))
+    raise ImportError("memledger_client needs Python 3.8 or later, and this is Python %d.%d" % tuple(sys.version_info[:2]))
 
-from memledger._api import (  # noqa: E402
+from memledger_client._api import (  # noqa: E402
     batch_search,
     cleanup,
     cleanup_on,
@@ -32,7 +32,7 @@ from memledger._api import (  # noqa: E402
     stop,
     track,
 )
-from memledger._version import __version__  # noqa: E402
+from memledger_client._version import __version__  # noqa: E402
 
 __all__ = [
     "__version__",

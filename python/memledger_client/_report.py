@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple, Optional
 
-from memledger import _model_memory, _torch
-from memledger._peaks import Interval, peaks
-from memledger._records import MIB
-from memledger._training_memory import TrainingMemory, EstimateError
+from memledger_client import _model_memory, _torch
+from memledger_client._peaks import Interval, peaks
+from memledger_client._records import MIB
+from memledger_client._training_memory import TrainingMemory, EstimateError
 
 GIB = 1 << 30
 #: Share of the GPU's memory that a training should use at most; the rest is for the CUDA context, fragmentation and peaks.

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any, Iterator, Optional, Tuple
 
-from memledger._host_memory import HostMemory
+from memledger_client._host_memory import HostMemory
 
 
 #: More than a process frees at once.

@@ -4,12 +4,12 @@ import copy
 import weakref
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
-from memledger import _model_memory
-from memledger._bounded import HostMemoryError, bounded
-from memledger._cleanup import is_capturing
-from memledger._guard import is_traced, record_error
-from memledger._host_memory import host_memory
-from memledger._model_memory import Sample
+from memledger_client import _model_memory
+from memledger_client._bounded import HostMemoryError, bounded
+from memledger_client._cleanup import is_capturing
+from memledger_client._guard import is_traced, record_error
+from memledger_client._host_memory import host_memory
+from memledger_client._model_memory import Sample
 
 #: Rows of a batch that are remembered, in the host's memory.
 MAX_ROWS = 2

@@ -11,8 +11,8 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from memledger import _torch
-from memledger._guard import never_raises, record_error
+from memledger_client import _torch
+from memledger_client._guard import never_raises, record_error
 
 Pair = Tuple[str, str]
 Message = Dict[str, Any]

@@ -1,16 +1,16 @@
-"""The functions of ``import memledger``."""
+"""The functions of ``import memledger_client``."""
 
 import functools
 from contextlib import ContextDecorator
 from typing import Any, Dict, Mapping, Optional
 
-from memledger import _host, _startup, _torch
-from memledger._cleanup import clean, cleaner, is_capturing, raise_on_sigterm
-from memledger._cuda_oom import mark_operation, operations
-from memledger._guard import never_raises, warn_once
-from memledger._peaks import peaks
-from memledger._records import Records, Sink, sinks
-from memledger._reporter import Pair, reporter, valid_name
+from memledger_client import _host, _startup, _torch
+from memledger_client._cleanup import clean, cleaner, is_capturing, raise_on_sigterm
+from memledger_client._cuda_oom import mark_operation, operations
+from memledger_client._guard import never_raises, warn_once
+from memledger_client._peaks import peaks
+from memledger_client._records import Records, Sink, sinks
+from memledger_client._reporter import Pair, reporter, valid_name
 
 peaks.watch()
 
@@ -56,7 +56,7 @@ def step(n: int = 1, samples: Optional[int] = None, batch_size: Optional[int] = 
 class track(ContextDecorator):
     """Records the memory of an operation of a component, as a context or a decorator.
 
-        with memledger.track("model", "generate") as tracked:
+        with memledger_client.track("model", "generate") as tracked:
             ...
         print(tracked.peak_bytes)
 
@@ -122,11 +122,11 @@ class track(ContextDecorator):
 class batch_search(ContextDecorator):
     """Marks a search for a batch size, such as that of a trainer, so that it does not count as the training.
 
-        with memledger.batch_search():
+        with memledger_client.batch_search():
             tuner.scale_batch_size(trainer.model)
 
     Its steps are not counted, and of its out-of-memory errors only one by which the program ends is an event. At its end memledger forgets
-    the GPU peaks and failures of the run so far. ``auto_select_batch_size`` of ``memledger.analyze`` does this itself.
+    the GPU peaks and failures of the run so far. ``auto_select_batch_size`` of ``memledger_client.analyze`` does this itself.
     """
 
     @never_raises(is_public=True)
@@ -228,5 +228,5 @@ def on_record(function: Sink) -> Sink:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Starts to report from a notebook: ``%load_ext memledger``."""
+    """Starts to report from a notebook: ``%load_ext memledger_client``."""
     start()

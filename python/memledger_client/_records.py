@@ -9,8 +9,8 @@ import os
 import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from memledger import _host
-from memledger._guard import record_error, warn_once
+from memledger_client import _host
+from memledger_client._guard import record_error, warn_once
 
 #: Records in the file: fewer than there were, from the first to the newest. The peaks are those of all records.
 MAX_RECORDS = 10_000

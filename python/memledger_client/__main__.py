@@ -1,16 +1,16 @@
-"""``python -m memledger script.py ARGUMENT...``: runs a script that reports from inside, without a change to it."""
+"""``python -m memledger_client script.py ARGUMENT...``: runs a script that reports from inside, without a change to it."""
 
 import os
 import runpy
 import sys
 
-from memledger import _startup
+from memledger_client import _startup
 
 
 def main() -> None:
     """Runs the script as Python would."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        print("usage: python -m memledger SCRIPT [ARGUMENT...]", file=sys.stderr)
+        print("usage: python -m memledger_client SCRIPT [ARGUMENT...]", file=sys.stderr)
         raise SystemExit(0 if len(sys.argv) > 1 else 2)
     script = sys.argv[1]
     sys.argv[:] = sys.argv[1:]

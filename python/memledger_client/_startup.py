@@ -76,10 +76,10 @@ def start_with_cuda(torch: Any) -> None:
 def _start() -> None:
     """Called by torch while it initialises CUDA, which fails if this raises.
 
-    The import can fail: the program may have a module named memledger, or the client's files may be gone.
+    The import can fail: the program may have a module named memledger_client, or the client's files may be gone.
     """
     try:
-        from memledger._reporter import reporter
+        from memledger_client._reporter import reporter
 
         reporter.start()
     except Exception:
@@ -88,7 +88,7 @@ def _start() -> None:
 
 def _record_error() -> None:
     try:
-        from memledger._guard import record_error
+        from memledger_client._guard import record_error
 
         record_error()
     except Exception:

@@ -1,4 +1,4 @@
-"""Facts about GPUs, and what a batch size needs: ``python -m memledger.analyze [MODULE:FUNCTION]``.
+"""Facts about GPUs, and what a batch size needs: ``python -m memledger_client.analyze [MODULE:FUNCTION]``.
 
 What a training takes is measured on the GPU, by steps with small batches that leave the model as it was; without a GPU it is
 estimated on the CPU, and the text says so. MB is 2**20 and GB is 2**30 bytes.
@@ -12,17 +12,17 @@ import os
 import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
-from memledger import _inputs, _model_memory, _nvml, _torch
-from memledger._api import batch_search
-from memledger._bounded import HostMemoryError
-from memledger._cuda_oom import is_cuda_oom
-from memledger._guard import never_raises, record_error, warn_once
-from memledger._host_memory import HostMemory, host_memory
-from memledger._model_memory import Sample
-from memledger._peaks import peaks
-from memledger._records import MIB
-from memledger._report import GIB, SAFETY_MARGIN, Report, print_report, gpu_budget
-from memledger._training_memory import (
+from memledger_client import _inputs, _model_memory, _nvml, _torch
+from memledger_client._api import batch_search
+from memledger_client._bounded import HostMemoryError
+from memledger_client._cuda_oom import is_cuda_oom
+from memledger_client._guard import never_raises, record_error, warn_once
+from memledger_client._host_memory import HostMemory, host_memory
+from memledger_client._model_memory import Sample
+from memledger_client._peaks import peaks
+from memledger_client._records import MIB
+from memledger_client._report import GIB, SAFETY_MARGIN, Report, print_report, gpu_budget
+from memledger_client._training_memory import (
     MAX_BATCH_SIZE,
     PROBE_SIZES,
     Loss,
@@ -284,7 +284,7 @@ def auto_select_batch_size(
     """Returns the largest batch size whose training steps fit on ``device``: ``start_batch`` doubled, or halved until one fits; 0: none does.
 
     On a GPU each is measured, with its optimizer's step: until the next would take more than 70 % of what others leave of the GPU. It is no part
-    of the training's peaks: see ``memledger.batch_search``. On the CPU the estimate is compared with 70 % of the memory that is left, the
+    of the training's peaks: see ``memledger_client.batch_search``. On the CPU the estimate is compared with 70 % of the memory that is left, the
     least that the host and the cgroups of the process have, and two steps with the answer are tried; a warning has that limit, and what it leaves. The
     model is then on its device again, and as it was. Of DistributedDataParallel the model within is measured, so that no rank waits for
     another; ranks may find different sizes: use the smallest. Raises ValueError for a ``start_batch`` below 1; for more see ``training_memory``.
@@ -379,7 +379,7 @@ def _halve(steps: Any, size: int, available: float) -> int:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Prints the GPUs and, of a model, what a batch size needs."""
-    parser = argparse.ArgumentParser(prog="python -m memledger.analyze", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m memledger_client.analyze", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "target",
         nargs="?",

@@ -7,9 +7,9 @@ try:
 except ImportError:  # the older name of the same package
     from pytorch_lightning import Callback
 
-import memledger
-from memledger._guard import never_raises, warn_once
-from memledger._report import StepReport
+import memledger_client
+from memledger_client._guard import never_raises, warn_once
+from memledger_client._report import StepReport
 
 
 class MemledgerCallback(Callback):  # type: ignore[misc]
@@ -39,7 +39,7 @@ class MemledgerCallback(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Starts to report; a training that is resumed does not count its earlier steps."""
         self._step = trainer.global_step
-        memledger.start(self._settings(trainer))
+        memledger_client.start(self._settings(trainer))
 
     @never_raises()
     def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -55,7 +55,7 @@ class MemledgerCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Counts the samples of a batch, and its optimizer step if one was made: gradients may be accumulated over several."""
         steps, self._step = trainer.global_step - self._step, trainer.global_step
-        memledger.step(steps, samples=self.batch_size)
+        memledger_client.step(steps, samples=self.batch_size)
         batch_size = self._settings(trainer).get("batch_size")
         if self._report is not None and trainer.is_global_zero and batch_size:
             precision = str(trainer.precision)

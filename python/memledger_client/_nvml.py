@@ -5,7 +5,7 @@ import ctypes
 import os
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
-from memledger._guard import never_raises
+from memledger_client._guard import never_raises
 
 LIBRARY = "libnvidia-ml.so.1"
 SUCCESS = 0

@@ -1,12 +1,12 @@
 """The names of the programs that memledger replaces, so that an import line is all that changes in them.
 
-    from memledger.compat import MemoryTracker            # memory per component and operation, memory_usage.json
-    from memledger.compat import gpu_manager, cleanup_gpu  # thresholds and cleanup
-    from memledger.compat import print_memory_analysis     # estimates for a batch size
+    from memledger_client.compat import MemoryTracker             # memory per component and operation, memory_usage.json
+    from memledger_client.compat import gpu_manager, cleanup_gpu  # thresholds and cleanup
+    from memledger_client.compat import print_memory_analysis     # estimates for a batch size
 
 GB is 2**30 bytes and MB is 2**20 bytes, as in those programs. No context is made on a GPU that the program does not use, but to
 measure a model there. Only facts of a GPU, such as its name, make torch initialise CUDA. As a program it prints the GPUs:
-``python -m memledger.compat``.
+``python -m memledger_client.compat``.
 
 Further arguments of the old functions are accepted and not used.
 """
@@ -15,14 +15,14 @@ import gc
 import os
 from typing import Any, Dict, Optional
 
-from memledger import _nvml, _torch
-from memledger._api import cleanup, save_records, start
-from memledger._guard import never_raises, warn_once
-from memledger._peaks import peaks
-from memledger._records import Record, Records, as_entry
-from memledger._reporter import reporter
-from memledger._report import GIB
-from memledger.analyze import (
+from memledger_client import _nvml, _torch
+from memledger_client._api import cleanup, save_records, start
+from memledger_client._guard import never_raises, warn_once
+from memledger_client._peaks import peaks
+from memledger_client._records import Record, Records, as_entry
+from memledger_client._reporter import reporter
+from memledger_client._report import GIB
+from memledger_client.analyze import (
     auto_select_batch_size,
     get_gpu_info,
     monitor_gpu_memory,

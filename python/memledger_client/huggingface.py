@@ -4,9 +4,9 @@ from typing import Any, Dict
 
 from transformers import TrainerCallback
 
-import memledger
-from memledger._guard import never_raises
-from memledger._report import StepReport
+import memledger_client
+from memledger_client._guard import never_raises
+from memledger_client._report import StepReport
 
 
 #: Arguments of a training on which its memory depends.
@@ -46,7 +46,7 @@ class MemledgerCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Starts to report; a training that is resumed does not count its earlier steps."""
         self._step = state.global_step
-        memledger.start(_settings(args))
+        memledger_client.start(_settings(args))
 
     @never_raises()
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -60,7 +60,7 @@ class MemledgerCallback(TrainerCallback):  # type: ignore[misc]
         steps, self._step = state.global_step - self._step, state.global_step
         # that of the state is what the Trainer uses, after it searched for one that fits
         batch_size = getattr(state, "train_batch_size", None) or args.train_batch_size
-        memledger.step(steps, batch_size=batch_size * args.gradient_accumulation_steps)
+        memledger_client.step(steps, batch_size=batch_size * args.gradient_accumulation_steps)
         if self._report is not None and state.is_world_process_zero:
             precision = "bf16" if args.bf16 else "fp16" if args.fp16 else ""
             self._report.end(kwargs["model"], kwargs["optimizer"], batch_size, precision)

@@ -10,9 +10,9 @@ import sys
 import threading
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from memledger import _torch
-from memledger._guard import record_error
-from memledger._torch import ORIGINAL, Device
+from memledger_client import _torch
+from memledger_client._guard import record_error
+from memledger_client._torch import ORIGINAL, Device
 
 #: Fields of the protocol that are peaks, and those that only grow.
 PEAKS, TOTALS = ("alloc_peak", "res_peak"), ("ooms", "retries")

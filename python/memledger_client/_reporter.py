@@ -15,14 +15,14 @@ import time
 import zlib
 from typing import Any, Deque, Dict, List, Mapping, Optional, Tuple
 
-from memledger import _guard, _host, _torch
-from memledger._cleanup import cleaner, restore_sigterm
-from memledger._connection import Connection, directory
-from memledger._cuda_oom import CudaOoms, operations
-from memledger._guard import never_raises, record_error, warn_once
-from memledger._peaks import peaks
-from memledger._records import Record, Records, sinks
-from memledger._version import __version__
+from memledger_client import _guard, _host, _torch
+from memledger_client._cleanup import cleaner, restore_sigterm
+from memledger_client._connection import Connection, directory
+from memledger_client._cuda_oom import CudaOoms, operations
+from memledger_client._guard import never_raises, record_error, warn_once
+from memledger_client._peaks import peaks
+from memledger_client._records import Record, Records, sinks
+from memledger_client._version import __version__
 
 #: Seconds between two samples until memledger asks for another interval, and the limits of what it may ask for.
 INTERVAL_SECONDS = 1.0

@@ -8,7 +8,7 @@ import gc
 import sys
 from typing import Any, Dict, List, Optional, Set
 
-from memledger._guard import never_raises
+from memledger_client._guard import never_raises
 
 #: Field of the protocol, and where it is in torch's nested statistics.
 FIELDS = (

@@ -5,12 +5,12 @@ import inspect
 import math
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from memledger import _model_memory
-from memledger._bounded import HostMemoryError, bounded
-from memledger._cuda_oom import is_cuda_oom
-from memledger._host_memory import host_memory
-from memledger._model_memory import Sample
-from memledger._peaks import peaks
+from memledger_client import _model_memory
+from memledger_client._bounded import HostMemoryError, bounded
+from memledger_client._cuda_oom import is_cuda_oom
+from memledger_client._host_memory import host_memory
+from memledger_client._model_memory import Sample
+from memledger_client._peaks import peaks
 
 #: Makes the number that a training minimizes, from what the model returned.
 Loss = Callable[[Any], Any]

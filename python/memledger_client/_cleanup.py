@@ -13,8 +13,8 @@ import threading
 import time
 from typing import Any, Callable, Deque, Dict, Optional, Tuple
 
-from memledger import _torch
-from memledger._guard import record_error
+from memledger_client import _torch
+from memledger_client._guard import record_error
 
 #: When ``cleanup_on`` can clean up.
 MOMENTS = ("step", "threshold", "error")
