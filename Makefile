@@ -49,6 +49,9 @@ test-fresh: cargo ## README's two commands on a fresh Debian 12, in a folder of 
 test-servers: cargo ## the rules, dashboards and OTLP at Prometheus 3, VictoriaMetrics and a collector (built once, 6 to 20 min; then 5.5 min)
 	@tests/servers/run.sh $(ARGS)
 
+test-engines: cargo ## kills, exits and names with Docker 29, containerd 2, Compose 5 and Podman 5 (built once, 10 min)
+	@tests/engines/run.sh $(ARGS)
+
 test-torch: ## the Python client beside the real torch from PyPI, on the CPU (5.4 GB, downloaded once; some minutes)
 	@tests/torch.sh $(ARGS)
 
@@ -118,4 +121,4 @@ test-packages: dist ## install wheel, deb, tarball, image and Compose files for 
 cargo:
 	@bash -c '. tests/setup/lib.sh; need_cargo'
 
-.PHONY: wheel image test-all test-packages test-servers soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench bench-fleet
+.PHONY: wheel image test-all test-packages test-servers test-engines soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench bench-fleet

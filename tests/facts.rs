@@ -13,8 +13,8 @@ use memledger::config::{Filter, RuntimeEndpoint};
 use memledger::discover::docker::{DockerResumeState, follow};
 use memledger::discover::{ConnectionState, ContainerId, EventKind, RuntimeEvent, RuntimeState};
 
-use crate::podman::Podman;
 use crate::support::docker::{Engine, PrivateEngine, ReadOnlyProxy, Socket, signal, unique};
+use crate::support::podman::Podman;
 use crate::support::processes::ProcessRef;
 use crate::support::{eventually, eventually_true};
 

@@ -9,6 +9,7 @@ mod dashboards;
 mod deploy;
 mod docker;
 mod engine_sockets;
+mod engines;
 mod events;
 mod facts;
 mod filters;

@@ -1,16 +1,18 @@
 #!/bin/bash
-# Runs the tests of this repository, in two tiers:
+# Runs the tests of this repository, in tiers:
 #
-# gate   `make test`: what each change has to pass. Format, lints, unit tests, recorded hosts, the fast tests of the Python client,
-#        and those real tests that gate.txt names. Nothing is retried.
-# all    `make test-all`: what `gate` leaves out. The other real tests, those of the kernel's figures in the cgroup v2 guest, which
-#        run beside them, the other tests of the Python client, and the packages. Tests that fail are retried once, one at a time:
-#        one that passes then is flaky, which is listed and fails nothing.
+# gate     `make test`: what each change has to pass. Format, lints, unit tests, recorded hosts, the fast tests of the Python client,
+#          and those real tests that gate.txt names. Nothing is retried.
+# all      `make test-all`: what `gate` leaves out. The other real tests, those of the kernel's figures in the cgroup v2 guest, which
+#          run beside them, the other tests of the Python client, and the packages. Tests that fail are retried once, one at a time:
+#          one that passes then is flaky, which is listed and fails nothing.
+# engines  `make test-engines`, by engines/run.sh: the tests `engines::`, with Docker 29, containerd 2 and Podman 5, which are built
+#          once. Retried like `all`, of which it is no part.
 #
 # Installs what the tests need. Fails if a test failed, if no test ran in the guest, or if anything was left behind. Ends with a
-# summary like nextest's; the results are in target/test-results/gate or all.
+# summary like nextest's; the results are in target/test-results/gate, all or engines.
 #
-# usage: run.sh gate|all [ARGUMENT...]    for `cargo nextest run`, such as a filter: those tests instead, with what the tier installs
+# usage: run.sh gate|all|engines [ARGUMENT...]    for `cargo nextest run`, such as a filter: those tests instead, with what the tier installs
 #
 # As a user who is not root, it builds as that user and runs the tests with sudo.
 #
@@ -29,12 +31,15 @@ readonly V2_TESTS="truth:: roles:: vanishing:: oom::limits oom::host oom::names:
   oom::names::case_21 oom::away::case_15 oom::away::case_19 oom::away::clock_jump oom::exits::case_26
   run_command:: inside::batch_search oom::bursts::case_23 oom::pods oom::sources::in_a hostile::scale::cgroups_10000
   --skip roles::trees --skip oom::limits::case_01_process_below --skip oom::limits::case_11_restarting"
+# These need the engines of `make test-engines`.
+readonly ENGINES='test(/^engines::/)'
 # These measure memory and time under load, so they run with nothing but the guest beside them.
 readonly UNDER_LOAD='test(/^(otlp::many::|web::slow::|web::limits::ten_thousand)/)'
 
 case ${1:-} in
-  gate) retry='' ;;
-  all) retry=1 ;;
+  gate) retry='' steps=(gate) ;;
+  all) retry=1 steps=(all) ;;
+  engines) retry=1 steps=(packages python nextest podman engine image hog engines env) ;;
   *) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
 esac
 tier=$1
@@ -44,7 +49,7 @@ flaky=$target/flaky/$(date +%Y%m%dT%H%M%S)
 mkdir -p "$target/test-results"
 rm -f "$target/test-results/$tier"
 
-tests/setup/setup.sh "$tier"
+tests/setup/setup.sh "${steps[@]}"
 set -a
 # shellcheck disable=SC1090,SC1091 # written by setup.sh
 . "$(tests/setup/setup.sh cache)/env"
@@ -171,12 +176,15 @@ elif [[ $tier == gate ]]; then
   run_nextest host -E "$(gate)"
   wait_for_python
   collect_nextest host
+elif [[ $tier == engines ]]; then
+  run_nextest host -E "$ENGINES"
+  collect_nextest host
 else
   start_guest
   run_nextest under-load -E "$UNDER_LOAD - ($(gate))"
   phase 'the other tests'
   start_python -m slow
-  run_nextest host -E "not ($UNDER_LOAD + $(gate))"
+  run_nextest host -E "not ($UNDER_LOAD + $ENGINES + $(gate))"
   in_background extend || fail extend.py # compiles a copy
   wait_for_python
   phase 'building the packages' # beside the guest, which has one processor and goes first

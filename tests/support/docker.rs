@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::engines::Programs;
 use super::metrics::Labels;
 use super::{Memledger, Metrics, eventually};
 
@@ -189,43 +190,89 @@ impl Drop for Container {
     }
 }
 
-/// A dockerd for one test, with `live-restore`: its containers keep running when it is stopped.
+/// A dockerd for one test, by default Debian's, with `live-restore`: its containers keep running when it is stopped.
 pub struct PrivateEngine {
     folder: tempfile::TempDir,
     pub engine: Engine,
+    programs: Programs,
+    live_restore: bool,
     child: Option<Child>,
-    /// A containerd that outlives it; else it starts one of its own, and has live-restore.
+    /// Whether its containerd is a service beside it, which outlives it; else it starts one of its own.
+    has_service: bool,
     containerd: Option<Child>,
 }
 
 impl PrivateEngine {
     /// Prepares an engine that is not running yet; its socket does not exist.
     pub fn new() -> Self {
+        Self::of(Programs::installed())
+    }
+
+    /// As [`PrivateEngine::new`], with these programs.
+    pub fn of(programs: Programs) -> Self {
         let folder = tempfile::Builder::new().prefix("mlt-engine-").tempdir().expect("a folder");
         let engine = Engine { socket: folder.path().join("docker.sock"), image: image() };
-        Self { folder, engine, child: None, containerd: None }
+        Self {
+            folder,
+            engine,
+            programs,
+            live_restore: true,
+            child: None,
+            has_service: false,
+            containerd: None,
+        }
     }
 
     /// As [`PrivateEngine::new`], as on a host with systemd by default: it ends its containers, and its containerd is a service.
     pub fn without_live_restore() -> Self {
-        let mut engine = Self::new();
+        Self::beside_containerd(Programs::installed(), false)
+    }
+
+    /// As [`PrivateEngine::of`], with a containerd that is a service, and is running at once.
+    pub fn beside_containerd(programs: Programs, live_restore: bool) -> Self {
+        let mut engine = Self::of(programs);
+        (engine.has_service, engine.live_restore) = (true, live_restore);
         let path = |name: &str| engine.path(name).display().to_string();
+        // containerd 2 has split its CRI plugin, which would look for networks
         let config = format!(
-            "version = 2\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\naddress = {:?}\n",
+            "version = 2\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\", \"io.containerd.cri.v1.runtime\", \
+             \"io.containerd.cri.v1.images\", \"io.containerd.nri.v1.nri\"]\n[grpc]\naddress = {:?}\n",
             path("containerd-root"),
             path("containerd-state"),
             path("containerd.sock")
         );
         std::fs::write(engine.path("containerd.toml"), config).expect("a file");
-        let log = std::fs::File::create(engine.path("containerd.log")).expect("a log");
-        let command =
-            Command::new("containerd").args(["--config", &path("containerd.toml")]).stderr(log).spawn();
-        engine.containerd = Some(command.expect("containerd starts"));
+        engine.start_containerd();
         engine
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// Starts the containerd that is a service. dockerd connects to it again by itself.
+    pub fn start_containerd(&mut self) {
+        assert!(self.has_service && self.containerd.is_none(), "one that is a service and was stopped");
+        let log = self.open_log("containerd.log");
+        let mut command = self.programs.command("containerd");
+        command.arg("--config").arg(self.path("containerd.toml")).stdin(Stdio::null()).stderr(log);
+        self.containerd = Some(command.spawn().expect("containerd starts"));
+    }
+
+    /// Stops the containerd that is a service, with SIGTERM. Its containers keep running.
+    pub fn stop_containerd(&mut self) {
+        let mut child = self.containerd.take().expect("it runs");
+        assert!(super::terminate(&mut child), "containerd does not end on SIGTERM");
+    }
+
+    /// Kills the containerd that is a service.
+    pub fn crash_containerd(&mut self) {
+        let mut child = self.containerd.take().expect("it runs");
+        child.kill().and_then(|()| child.wait()).expect("containerd is killed");
+    }
+
+    fn open_log(&self, name: &str) -> std::fs::File {
+        std::fs::File::options().create(true).append(true).open(self.path(name)).expect("a log")
     }
 
     /// Starts it and waits until it responds: for as long as it logs its progress.
@@ -243,7 +290,13 @@ impl PrivateEngine {
         }
     }
 
-    fn server_version(&self) -> Result<String, String> {
+    /// Starts it without waiting: after a crash it listens at once, and responds when it has ended its containers.
+    pub fn start_unready(&mut self) {
+        self.spawn();
+    }
+
+    /// Returns the version of the daemon.
+    pub fn server_version(&self) -> Result<String, String> {
         self.engine.try_docker(&["version", "-f", "{{.Server.Version}}"]).map_err(|error| {
             let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
             let end: Vec<_> = log.lines().rev().take(5).collect();
@@ -252,28 +305,27 @@ impl PrivateEngine {
     }
 
     fn spawn(&mut self) {
-        std::fs::write(self.path("daemon.json"), "{}").expect("a file"); // instead of the machine's own
-        let log = std::fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
+        // instead of the machine's own
+        std::fs::write(self.path("daemon.json"), self.programs.daemon_json()).expect("a file");
+        let log = self.open_log("log");
         let option = |name: &str, file: &str| format!("--{name}={}", self.path(file).display());
         // in a network namespace of its own: without a bridge, it deletes the docker0 of the machine's engine
-        let child = Command::new("unshare")
-            .args(["--net", "dockerd"])
+        let mut command = self.programs.command("unshare");
+        command
+            .arg("--net")
+            .arg(self.programs.path("dockerd"))
             .args([option("data-root", "data"), option("exec-root", "exec"), option("pidfile", "pid")])
             .arg(option("config-file", "daemon.json"))
             .arg(format!("--host=unix://{}", self.engine.socket.display()))
-            .arg(match self.containerd {
-                Some(_) => option("containerd", "containerd.sock"),
-                None => "--live-restore".to_owned(),
-            })
+            .args(self.has_service.then(|| option("containerd", "containerd.sock")))
+            .args(self.live_restore.then_some("--live-restore"))
             .args(["--bridge=none", "--iptables=false", "--ip6tables=false"])
             .args(["--ip-forward=false", "--ip-masq=false"])
             .env_remove("DOCKER_HOST")
             .stdin(Stdio::null())
             .stderr(log.try_clone().expect("a log"))
-            .stdout(log)
-            .spawn()
-            .expect("dockerd starts");
-        self.child = Some(child);
+            .stdout(log);
+        self.child = Some(command.spawn().expect("dockerd starts"));
     }
 
     /// Loads the image of another engine.
@@ -284,18 +336,31 @@ impl PrivateEngine {
         self.engine.docker(&["load", "-i", tar]);
     }
 
+    /// Runs Compose in the folder of a `compose.yaml` and returns its standard output; panics on failure. Its services need the image
+    /// of [`Engine::image`], `network_mode: none`, and a `container_name` or a project (`-p`) that is [`unique`].
+    pub fn compose(&self, folder: &Path, arguments: &[&str]) -> String {
+        let mut command = self.programs.command("docker-compose");
+        command.args(arguments).current_dir(folder).stdin(Stdio::null());
+        command.env("DOCKER_HOST", format!("unix://{}", self.engine.socket.display()));
+        command.env("DOCKER_CONFIG", self.path("client")); // not in the user's home
+        let output = command.output().expect("docker-compose runs");
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
+    }
+
+    /// Returns the pid of the daemon.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
     /// Lets the daemon stand still while this runs, as one that is too busy to handle anything.
     pub fn while_busy(&self, run: impl FnOnce()) {
-        struct Continue(u32);
-        impl Drop for Continue {
-            fn drop(&mut self) {
-                signal("CONT", self.0);
-            }
-        }
-        let pid = self.child.as_ref().expect("it runs").id();
-        let _continue = Continue(pid);
-        signal("STOP", pid);
-        run();
+        while_stopped(self.pid(), run);
+    }
+
+    /// Lets the containerd that is a service stand still while this runs.
+    pub fn while_containerd_is_busy(&self, run: impl FnOnce()) {
+        while_stopped(self.containerd.as_ref().expect("it runs").id(), run);
     }
 
     /// Kills the daemon alone.
@@ -309,13 +374,40 @@ impl PrivateEngine {
         let Some(mut child) = self.child.take() else { return };
         assert!(super::terminate(&mut child), "dockerd does not end on SIGTERM");
     }
+
+    /// Ends the containers of a daemon that no longer responds, by their cgroups, and the shims that they leave. The folder of a
+    /// container is there until it is removed.
+    fn end_containers(&self) {
+        for entry in std::fs::read_dir(self.path("data/containers")).into_iter().flatten().flatten() {
+            let cgroup = Path::new("docker").join(entry.file_name());
+            let processes = super::cgroups::root().join(&cgroup).join("cgroup.procs");
+            super::holds_in_time(|| {
+                let pids = std::fs::read_to_string(&processes).unwrap_or_default();
+                let pids = pids.lines().filter_map(|pid| pid.parse().ok());
+                pids.filter(|pid| *pid != 0).for_each(|pid| signal("KILL", pid)); // 0 of another pid namespace
+                super::cgroups::remove_everywhere(&cgroup)
+            });
+        }
+        for pid in super::processes_naming(self.folder.path()) {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            if name.starts_with("containerd-shim") {
+                signal("KILL", pid);
+            }
+        }
+    }
 }
 
 impl Drop for PrivateEngine {
     fn drop(&mut self) {
-        if self.child.is_none() && self.path("data").exists() {
-            self.spawn(); // only the daemon can end its containers
-            super::holds_in_time(|| self.server_version().is_ok());
+        if self.path("data").exists() {
+            // only the daemon can end its containers, and it needs containerd
+            if self.has_service && self.containerd.is_none() {
+                self.start_containerd();
+            }
+            if self.child.is_none() {
+                self.spawn();
+                super::holds_in_time(|| self.server_version().is_ok());
+            }
         }
         if let Ok(ids) = self.engine.try_docker(&["ps", "-aq"]) {
             for id in ids.lines() {
@@ -336,14 +428,33 @@ impl Drop for PrivateEngine {
             signal("TERM", pid);
             super::holds_in_time(|| !ours(pid));
         }
+        self.end_containers();
         // with live-restore it leaves its directory mounted on itself, which prevents removal
-        let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
-        for point in mounts.lines().rev().filter_map(|line| line.split(' ').nth(1)) {
-            if Path::new(point).starts_with(self.folder.path()) {
-                let _ = Command::new("umount").arg(point).status();
-            }
+        unmount_below(self.folder.path());
+    }
+}
+
+/// Unmounts what is mounted below a folder, the last one first.
+pub fn unmount_below(folder: &Path) {
+    let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
+    for point in mounts.lines().rev().filter_map(|line| line.split(' ').nth(1)) {
+        if Path::new(point).starts_with(folder) {
+            let _ = Command::new("umount").arg(point).status();
         }
     }
+}
+
+/// Stops a process with SIGSTOP while this runs, also if it panics.
+fn while_stopped(pid: u32, run: impl FnOnce()) {
+    struct Continue(u32);
+    impl Drop for Continue {
+        fn drop(&mut self) {
+            signal("CONT", self.0);
+        }
+    }
+    let _continue = Continue(pid);
+    signal("STOP", pid);
+    run();
 }
 
 /// Sends a signal by name.

@@ -7,10 +7,12 @@
 pub mod cgroups;
 pub mod cri;
 pub mod docker;
+pub mod engines;
 pub mod grpc;
 pub mod load;
 pub mod metrics;
 pub mod oom;
+pub mod podman;
 pub mod processes;
 pub mod python;
 pub mod recorded;
