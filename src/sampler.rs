@@ -191,7 +191,7 @@ impl Sampler {
             }
         }
         if let Some(logs) = &self.logs {
-            logs.update(&update.inventory);
+            logs.update(&update.inventory, &update.ended);
         }
         update
     }

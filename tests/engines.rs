@@ -1,9 +1,123 @@
 //! The newest Docker, containerd, Compose and Podman (`make test-engines`), which report kills and ends in other ways than Debian's.
 
-use crate::support::docker::{Engine, PrivateEngine, unique};
+use jiff::Timestamp;
+
+use crate::support::docker::{Container, Engine, PrivateEngine, of, unique};
 use crate::support::engines::Programs;
-use crate::support::eventually_true;
 use crate::support::podman::Podman;
+use crate::support::{Memledger, Metrics, eventually, eventually_true, run};
+
+const EXITS: &str = "memledger_container_exits_total";
+const KILLS: &str = "memledger_container_oom_kills_total";
+const INFO: &str = "memledger_container_info";
+const UP: &str = "memledger_runtime_up";
+
+/// A memledger beside an engine, with its state.
+struct Host {
+    /// The flags with which commands see the same as the service.
+    flags: Vec<String>,
+    /// Those of the service alone.
+    serve: Vec<String>,
+    memledger: Option<Memledger>,
+    _folder: tempfile::TempDir,
+}
+
+impl Host {
+    /// Starts a memledger by this flag for its engine. It shows the containers of other tests too, without their names.
+    fn start(engine: String, more: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        std::fs::create_dir(path("run")).expect("a folder");
+        let other = if engine.starts_with("--docker") { "--podman.socket=" } else { "--docker.socket=" };
+        let mut flags =
+            vec![engine, other.to_owned(), "--cri.endpoint=".to_owned(), "--run.spool=".to_owned()];
+        flags.push(format!("--state.path={}", path("state")));
+        flags.push(format!("--local.socket={}", path("run/control.sock")));
+        let serve = more.iter().map(|&flag| flag.to_owned()).collect();
+        let mut host = Self { flags, serve, memledger: None, _folder: folder };
+        host.serve();
+        host
+    }
+
+    /// Starts the service.
+    fn serve(&mut self) {
+        let flags: Vec<&str> = self.flags.iter().chain(&self.serve).map(String::as_str).collect();
+        self.memledger = Some(Memledger::start(&flags));
+    }
+
+    fn memledger(&self) -> &Memledger {
+        self.memledger.as_ref().expect("it runs")
+    }
+
+    /// Returns the standard output of a command.
+    fn output(&self, arguments: &[&str]) -> String {
+        let flags = self.flags.iter().map(String::as_str);
+        let all: Vec<&str> = arguments.iter().copied().chain(flags).collect();
+        let (_, out, error) = run(&all);
+        assert!(!out.is_empty(), "{arguments:?}: {error}");
+        // the lines are wrapped
+        out.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    fn why(&self, name: &str) -> String {
+        self.output(&["why", name])
+    }
+
+    /// Waits until memledger shows the container.
+    fn knows(&self, name: &str) {
+        self.memledger().eventually("its name", |metrics| {
+            metrics
+                .try_value(INFO, &of(name))
+                .map_err(|error| format!("{error}; log: {}", self.memledger().log()))
+        });
+    }
+
+    /// Waits until the container has ended so many times, each for this reason, and returns what ends it has.
+    fn ended(&self, name: &str, times: f64, reason: &str) {
+        self.memledger().eventually(&format!("{name}: {times} {reason}"), |metrics| {
+            let ends = metrics.all(EXITS, &of(name));
+            let ends: Vec<_> = ends.into_iter().filter(|(.., ends)| *ends > 0.0).collect();
+            match &ends[..] {
+                [(_, labels, found)] if labels["reason"] == reason && *found == times => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        });
+    }
+
+    /// Returns the times of the ends of a container, oldest first, and how many seconds each run took.
+    fn ends(&self, name: &str) -> Vec<(f64, f64)> {
+        let flags = self.flags.iter().map(String::as_str);
+        let all: Vec<&str> = ["events", "--json", "--container", name].into_iter().chain(flags).collect();
+        let (_, out, _) = run(&all);
+        let events = out.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let ends = events.filter(|event| event["type"] == "exit");
+        ends.map(|exit| {
+            (exit["at"].as_f64().expect("a time"), exit["duration_seconds"].as_f64().unwrap_or(-1.0))
+        })
+        .collect()
+    }
+
+    /// Checks that the kills of all containers, those outside, and those without an owner are all of the host.
+    fn parts_sum(&self) {
+        self.memledger().eventually("the parts", |metrics: &Metrics| {
+            let total = metrics.try_value("memledger_host_oom_kills_total", &[])?;
+            let others = metrics.sum("memledger_host_process_oom_kills_total", &[])
+                + metrics.try_value("memledger_oom_kills_unattributed_total", &[])?;
+            let parts = metrics.sum(KILLS, &[]) + others;
+            if parts == total { Ok(()) } else { Err(format!("{parts} of {total}")) }
+        });
+    }
+}
+
+fn unix_now() -> f64 {
+    Timestamp::now().as_nanosecond() as f64 / 1e9
+}
+
+/// Returns when the engine says that a container ended.
+fn finished(container: &Container) -> f64 {
+    let at: Timestamp = container.inspect("{{.State.FinishedAt}}").parse().expect("a time");
+    at.as_nanosecond() as f64 / 1e9
+}
 
 /// Starts a Docker engine of its own with the image of the tests.
 fn docker(prepare: impl FnOnce(Programs) -> PrivateEngine) -> Option<PrivateEngine> {
@@ -12,6 +126,252 @@ fn docker(prepare: impl FnOnce(Programs) -> PrivateEngine) -> Option<PrivateEngi
     private.start();
     private.load_from(&shared);
     Some(private)
+}
+
+/// A Docker engine of its own beside its containerd, with live-restore, and a memledger.
+fn docker_host(what: &str, more: &[&str]) -> Option<(PrivateEngine, Host, String)> {
+    let private = docker(|programs| PrivateEngine::beside_containerd(programs, true))?;
+    let name = unique(what);
+    let host = Host::start(private.engine.flag(), more);
+    Some((private, host, name))
+}
+
+/// The command of a container that is killed at its limit.
+const GREEDY: [&str; 2] = ["tail", "/dev/zero"];
+
+#[test]
+fn kills_of_a_renamed_container_stay_counted_and_known() {
+    let Some((private, host, name)) = docker_host("rename", &[]) else { return };
+    let [old, new, ended, later] = ["old", "new", "ended", "later"].map(|which| format!("{name}-{which}"));
+    let limit = ["-m", "40m"];
+    let script = "tail /dev/zero; sleep 1000";
+    let runs = private.engine.run(&old, &limit, &["sh", "-c", script]);
+    host.memledger().eventually("the kill of its child", |m| match m.sum(KILLS, &of(&old)) {
+        1.0 => Ok(()),
+        other => Err(format!("{other}")),
+    });
+    let gone = private.engine.run(&ended, &limit, &GREEDY);
+    host.ended(&ended, 1.0, "oom_container");
+    private.engine.docker(&["rename", &runs.id, &new]);
+    private.engine.docker(&["rename", &gone.id, &later]);
+    host.knows(&new);
+    host.parts_sum();
+    assert_eq!(host.memledger().fresh_metrics().sum(KILLS, &of(&old)), 1.0, "under the name of its time");
+    eventually_true("its events have the new name", || host.output(&["events"]).contains(&later));
+    for (asked, expected) in [
+        (&new, "a child process was killed"),
+        (&old, "was renamed"),
+        (&later, "OUT OF MEMORY"),
+        (&ended, "was renamed"),
+    ] {
+        let text = host.why(asked);
+        assert!(text.contains(expected), "{asked}: {text}");
+    }
+}
+
+#[test]
+fn stop_is_certain_with_its_signal() {
+    let Some((private, host, name)) = docker_host("stop", &[]) else { return };
+    let stopped = private.engine.run(&name, &[], &["sleep", "1000"]);
+    host.knows(&name);
+    private.engine.docker(&["stop", "-t", "1", &stopped.id]);
+    host.ended(&name, 1.0, "stopped");
+    let text = host.why(&name);
+    assert!(
+        text.contains("STOPPED on request") && !text.contains("likely") && !text.contains("not known"),
+        "{text}"
+    );
+}
+
+#[test]
+fn engine_that_crashed_has_stopped_its_containers() {
+    let Some(mut private) = docker(|programs| PrivateEngine::beside_containerd(programs, false)) else {
+        return;
+    };
+    let name = unique("crash");
+    let host = Host::start(private.engine.flag(), &[]);
+    let _container = private.engine.run(&name, &[], &["sleep", "1000"]);
+    host.knows(&name);
+    private.crash();
+    private.start();
+    host.ended(&name, 1.0, "stopped");
+}
+
+/// A health check is three events, of which the engine keeps 256.
+#[test]
+fn health_checks_hide_no_end() {
+    let Some((private, mut host, name)) = docker_host("health", &[]) else { return };
+    let check = ["--health-cmd", "true", "--health-interval", "1s"];
+    let healthy: Vec<_> = (0..12)
+        .map(|number| private.engine.run(&format!("{name}-h{number}"), &check, &["sleep", "1000"]))
+        .collect();
+    host.knows(&format!("{name}-h11"));
+    host.memledger = None;
+    let fails = private.engine.run(&format!("{name}-fails"), &[], &["sh", "-c", "exit 6"]);
+    let killed = private.engine.run(&format!("{name}-killed"), &["-m", "40m"], &GREEDY);
+    private.engine.docker(&["kill", &healthy[0].id]);
+    eventually_true("all have ended", || {
+        [&fails, &killed, &healthy[0]].iter().all(|it| it.inspect("{{.State.Running}}") == "false")
+    });
+    let since = Timestamp::now().as_second();
+    // three events a second of each
+    eventually_true("the engine has forgotten the ends", || {
+        let text = private.engine.docker(&[
+            "events",
+            "--since",
+            "0",
+            "--until",
+            &since.to_string(),
+            "--filter",
+            "event=die",
+        ]);
+        !text.contains(&*fails.id) && !text.contains(&*killed.id)
+    });
+    host.serve();
+    host.ended(&fails.name, 1.0, "error");
+    host.ended(&killed.name, 1.0, "oom_container");
+    host.parts_sum();
+    let (at, _) = host.ends(&fails.name)[0];
+    assert!((at - finished(&fails)).abs() < 1.0, "{at}");
+    let text = host.why(&fails.name);
+    assert!(text.contains("exit code 6"), "{text}");
+}
+
+#[test]
+fn end_while_the_engine_was_away_has_its_own_time() {
+    let Some((mut private, host, name)) = docker_host("times", &[]) else { return };
+    let short = private.engine.run(&format!("{name}-short"), &[], &["sh", "-c", "sleep 6; exit 6"]);
+    let halted = private.engine.run(&format!("{name}-halted"), &[], &["sh", "-c", "sleep 25; exit 7"]);
+    host.knows(&short.name);
+    host.knows(&halted.name);
+    let pids = [short.pid(), halted.pid()];
+    private.crash();
+    let gone = |pid: u32| !std::path::Path::new(&format!("/proc/{pid}")).exists();
+    eventually_true("its end", || gone(pids[0]));
+    let at = unix_now();
+    eventually_true("some seconds", || unix_now() - at > 5.0);
+    private.start();
+    host.ended(&short.name, 1.0, "error");
+    let (found, took) = host.ends(&short.name)[0];
+    assert!((found - at).abs() < 1.5 && (5.0..8.0).contains(&took), "{found}, {took}; it ended at {at}");
+    // one that stands still reports the end when it goes on
+    let mut ended_at = 0.0;
+    private.while_busy(|| {
+        eventually_true("the end of the other", || gone(pids[1]));
+        ended_at = unix_now();
+        eventually_true("more seconds", || unix_now() - ended_at > 12.0);
+    });
+    host.ended(&halted.name, 1.0, "error");
+    let (found, took) = host.ends(&halted.name)[0];
+    assert!(
+        (found - ended_at).abs() < 2.5 && (24.0..28.5).contains(&took),
+        "{found}, {took}; it ended at {ended_at}"
+    );
+}
+
+#[test]
+fn containers_of_an_engine_that_is_away_are_marked_and_explained() {
+    let Some((mut private, host, name)) = docker_host("away", &[]) else { return };
+    let [alive, dies, crashed] = ["alive", "dies", "crashed"].map(|which| format!("{name}-{which}"));
+    let container = private.engine.run(&alive, &[], &["sleep", "1000"]);
+    let dying = private.engine.run(&dies, &[], &["sh", "-c", "sleep 1000; exit 6"]);
+    let other = private.engine.run(&crashed, &["-m", "40m"], &GREEDY);
+    host.ended(&crashed, 1.0, "oom_container");
+    host.knows(&alive);
+    host.knows(&dies);
+    let (pid, dying) = (container.pid(), dying.pid());
+    private.crash();
+    host.memledger().eventually("the lost connection", |m| {
+        match m.try_value(UP, &[("runtime", "docker")])? {
+            0.0 => Ok(()),
+            other => Err(format!("{other}")),
+        }
+    });
+    crate::support::docker::signal("KILL", dying);
+    eventually("ps marks both", || {
+        let text = host.output(&["ps"]);
+        let marked =
+            text.contains(&format!("{alive} unreachable")) && text.contains(&format!("{dies} ended"));
+        if marked && text.contains("docker does not respond") { Ok(()) } else { Err(text) }
+    });
+    let text = host.why(&alive);
+    assert!(text.contains("is running") && text.contains("docker does not respond"), "{text}");
+    let text = host.why(&dies);
+    assert!(text.contains("ENDED, and docker does not respond"), "{text}");
+    for asked in [&alive, &dies] {
+        let text = host.why(asked);
+        assert!(
+            !text.contains("Nothing is known") && !text.contains("whose container is not known"),
+            "{text}"
+        );
+    }
+    private.start();
+    host.ended(&dies, 1.0, "killed");
+    assert_eq!((container.pid(), other.inspect("{{.State.ExitCode}}").as_str()), (pid, "137"));
+    eventually("the marks are gone", || {
+        let text = host.output(&["ps"]);
+        if text.contains("unreachable") || text.contains("does not respond") { Err(text) } else { Ok(()) }
+    });
+}
+
+/// What ends while containerd is restarted stays running for Docker, for ever.
+#[test]
+fn end_that_docker_has_missed_is_shown() {
+    let Some((mut private, host, name)) = docker_host("missed", &[]) else { return };
+    let container = private.engine.run(&name, &[], &["sh", "-c", "sleep 1000; exit 6"]);
+    host.knows(&name);
+    let (pid, shim) = (container.pid(), parent(container.pid()));
+    private.stop_containerd();
+    crate::support::docker::signal("KILL", shim);
+    crate::support::docker::signal("KILL", pid);
+    private.start_containerd();
+    eventually("ps says that it has ended", || {
+        let text = host.output(&["ps"]);
+        if text.contains(&format!("{name} ended")) { Ok(()) } else { Err(text) }
+    });
+    if container.inspect("{{.State.Running}}") == "true" {
+        let text = host.why(&name);
+        assert!(text.contains("ENDED, and docker has not noticed it"), "{text}");
+        private.engine.docker(&["stop", &container.id]);
+    }
+    host.memledger().eventually("one end", |metrics| match metrics.sum(EXITS, &of(&name)) {
+        1.0 => Ok(()),
+        other => Err(format!("{other}")),
+    });
+    let completed = host.memledger().fresh_metrics().sum(EXITS, &[of(&name)[0], ("reason", "completed")]);
+    assert_eq!(completed, 0.0, "a code of 0 that comes so late is not believed");
+}
+
+/// Returns the parent of a process.
+fn parent(pid: u32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let after = stat.rsplit_once(')').expect("a name").1;
+    after.split_whitespace().nth(1).and_then(|ppid| ppid.parse().ok()).expect("a pid")
+}
+
+#[test]
+fn container_that_was_never_started_has_not_run() {
+    let Some((private, host, name)) = docker_host("created", &[]) else { return };
+    let _container = private.engine.create(&name, &[], &["sleep", "1"]);
+    let text = host.why(&name);
+    assert!(text.contains("NEVER STARTED"), "{text}");
+}
+
+#[test]
+fn log_of_a_short_container_is_read_and_one_without_a_driver_is_said() {
+    let Some((private, host, name)) = docker_host("logs", &["--container.logs=all", "--sample.interval=1s"])
+    else {
+        return;
+    };
+    let [short, none] = ["short", "none"].map(|which| format!("{name}-{which}"));
+    let error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.35 GiB. GPU 0 has a total capacity of 12.00 GiB of which \
+                 620.44 MiB is free.";
+    let _short = private.engine.run(&short, &[], &["sh", "-c", &format!("echo '{error}' >&2; exit 1")]);
+    host.ended(&short, 1.0, "cuda_oom");
+    let _none = private.engine.run(&none, &["--log-driver", "none"], &["sh", "-c", "exit 3"]);
+    host.ended(&none, 1.0, "error");
+    let text = host.output(&["why", &none, "--logs"]);
+    assert!(text.contains("its log driver keeps nothing that can be read"), "{text}");
 }
 
 #[test]
@@ -35,20 +395,39 @@ fn docker_kills_renames_and_restarts_beside_its_containerd() {
 }
 
 #[test]
-fn compose_starts_replicas() {
+fn compose_replicas_and_a_recreated_service_keep_their_names() {
     let Some(private) = docker(PrivateEngine::of) else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let image = &private.engine.image;
     let services = format!(
         "services:\n  train:\n    image: {image}\n    command: sleep 1000\n    network_mode: none\n    deploy: {{replicas: 2}}\n"
     );
-    std::fs::write(folder.path().join("compose.yaml"), services).expect("a file");
+    std::fs::write(folder.path().join("compose.yaml"), &services).expect("a file");
     let project = unique("compose");
     private.compose(folder.path(), &["-p", &project, "up", "-d", "--pull", "never"]);
     let names = private.engine.docker(&["ps", "--format", "{{.Names}}"]);
     let mut names: Vec<_> = names.lines().collect();
     names.sort_unstable();
     assert_eq!(names, [format!("{project}-train-1"), format!("{project}-train-2")]);
+    let host = Host::start(private.engine.flag(), &[]);
+    names.iter().for_each(|name| host.knows(name));
+    let limited = services.replace("network_mode", "mem_limit: 96m\n    network_mode");
+    std::fs::write(folder.path().join("compose.yaml"), limited).expect("a file");
+    private.compose(folder.path(), &["-p", &project, "up", "-d", "--pull", "never", "-t", "1"]);
+    for name in &names {
+        host.ended(name, 1.0, "stopped");
+        host.memledger().eventually("its new limit", |metrics| {
+            let limit = metrics.try_value("memledger_container_memory_limit_bytes", &of(name))?;
+            if limit == f64::from(96 << 20) { Ok(()) } else { Err(format!("{limit}")) }
+        });
+    }
+    let metrics = host.memledger().fresh_metrics();
+    let shown: Vec<_> =
+        metrics.all(INFO, &[]).into_iter().map(|(_, labels, _)| labels["container_name"].clone()).collect();
+    assert!(
+        shown.iter().filter(|shown| shown.contains(&project)).all(|shown| names.contains(&shown.as_str())),
+        "{shown:?}"
+    );
 }
 
 #[test]
@@ -65,4 +444,64 @@ fn podman_kills_and_restarts() {
     let parent = podman.cgroup_parent();
     podman.ok(&["pod", "create", "--name", "pod", "--network", "none", &parent]);
     podman.ok(&["pod", "start", "pod"]);
+}
+
+#[test]
+fn podman_ends_have_their_reasons() {
+    let (Some(_), Some(programs)) = (Engine::shared(), Programs::newest()) else { return };
+    let podman = Podman::of(programs);
+    let name = unique("podman");
+    let host = Host::start(format!("--podman.socket={}", podman.socket()), &[]);
+    let [fails, loops, kills, stops] =
+        ["fails", "loops", "kills", "stops"].map(|which| format!("{name}-{which}"));
+    let shell = |script: &'static str| ["/busybox/sh", "-c", script];
+    podman.run_command(&loops, &["--restart", "always"], &shell("exit 4"));
+    podman.run_command(&fails, &[], &shell("exit 6"));
+    host.ended(&fails, 1.0, "error");
+    // one in a state that the library does not know hides no other
+    for _ in 0..10 {
+        let text = host.why(&fails);
+        assert!(text.contains("exit code 6"), "{text}");
+    }
+    podman.ok(&["rm", "-f", "-t", "0", &loops]);
+    podman.run(&stops, &[], "1000");
+    host.knows(&stops);
+    podman.ok(&["stop", "-t", "1", &stops]);
+    host.ended(&stops, 1.0, "stopped");
+    podman.run_command(&kills, &["--restart", "always", "-m", "40m"], &["/busybox/tail", "/dev/zero"]);
+    host.memledger().eventually("many kills", |metrics| match metrics.sum(KILLS, &of(&kills)) {
+        found if found >= 20.0 => Ok(()),
+        found => Err(format!("{found}")),
+    });
+    podman.ok(&["rm", "-f", "-t", "0", &kills]);
+    host.parts_sum();
+    let metrics = host.memledger().fresh_metrics();
+    let ends = metrics.all(EXITS, &of(&kills));
+    let ends: Vec<_> = ends
+        .iter()
+        .filter(|(.., ends)| *ends > 0.0)
+        .map(|(_, labels, ends)| (&*labels["reason"], *ends))
+        .collect();
+    let others: f64 =
+        ends.iter().filter(|(reason, _)| *reason != "oom_container").map(|(_, ends)| ends).sum();
+    assert!(others <= 1.0, "the last one may be removed while it runs: {ends:?}");
+}
+
+#[test]
+fn cost_beside_dockerd_is_small() {
+    let Some((private, host, name)) = docker_host("cost", &["--sample.interval=1s"]) else { return };
+    let check = ["--health-cmd", "true", "--health-interval", "1s"];
+    let _containers: Vec<_> = (0..10)
+        .map(|number| private.engine.run(&format!("{name}-{number}"), &check, &["sleep", "1000"]))
+        .collect();
+    host.knows(&format!("{name}-9"));
+    let cpu = || [host.memledger().pid(), private.pid()].map(|pid| crate::support::cpu_nanos(pid, None));
+    let (before, began) = (cpu(), unix_now());
+    eventually_true("ten seconds", || unix_now() - began > 10.0);
+    let after = cpu();
+    let [ours, engine] = [0, 1].map(|number| (after[number] - before[number]) / 1e6);
+    println!(
+        "10 containers with a health check a second each, 10 s: memledger {ours:.0} ms, dockerd {engine:.0} ms"
+    );
+    assert!(ours < engine, "{ours} ms, dockerd {engine} ms");
 }

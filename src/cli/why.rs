@@ -14,6 +14,7 @@ use super::kernel_log_file::{self, LogQuery};
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::container_logs::tail::{LoggedError, last_error};
+use crate::discover::ContainerId;
 use crate::discover::history::ExistingContainer;
 use crate::events::{Kill, KillOwner, LedgerEvent};
 use crate::explain::live::{HostHistory, current_usage, subject_of};
@@ -22,7 +23,7 @@ use crate::explain::{
     never_started, not_found, not_started, query_verdict, verdict_without_events,
 };
 use crate::export::verdict_text::{render, render_all, wrapped};
-use crate::ledger::store::Query;
+use crate::ledger::store::{Query, RunQuery};
 
 /// Kills of unknown containers that are listed, the newest.
 const MAX_UNKNOWN: usize = 10;
@@ -130,6 +131,16 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let is_found = verdict.cause != Cause::Nothing;
         return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&ledger, &host) });
     }
+    if let Some(mut verdict) =
+        container.and_then(|wanted| of_unreachable_runtime(&config, &ledger, &host, now, wanted))
+    {
+        if let Some(log) = &log {
+            log.add_to(&mut verdict);
+        }
+        answer.print(&verdict)?;
+        let is_found = verdict.cause != Cause::Nothing;
+        return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&ledger, &host) });
+    }
     let existing = host.containers.iter().map(|it| subject_of(it).identity.short_path());
     let known = not_found(container, existing, events)?;
     answer.print_unknown(&known)?;
@@ -191,6 +202,13 @@ fn without_events(
     if let Some(error) = container.start_error.as_deref().filter(|_| !is_running) {
         return never_started(subject, error, now.unix_seconds());
     }
+    if container.has_lost_process {
+        let mut verdict = explain::end_unreported(subject, now.unix_seconds());
+        if let Some(log) = log {
+            log.add_to(&mut verdict);
+        }
+        return verdict;
+    }
     if container.started.is_none() && !is_running {
         return not_started(subject, now.unix_seconds());
     }
@@ -200,6 +218,21 @@ fn without_events(
         log.add_to(&mut verdict);
     }
     verdict
+}
+
+/// Returns the verdict on a container of which the ledger knows a run in progress, and whose runtime does not respond.
+fn of_unreachable_runtime(
+    config: &Config,
+    ledger: &LedgerSource<'_>,
+    host: &HostHistory,
+    now: Timestamp,
+    wanted: &str,
+) -> Option<Verdict> {
+    let query = RunQuery { name: Some(wanted.to_owned()), limit: 1, ..RunQuery::default() };
+    let run = ledger.runs(&query).ok()?.pop().filter(|run| run.ended.is_none())?;
+    let is_unreachable = host.coverage.is_unreachable(&run.subject.runtime);
+    let usage = current_usage(config, now, &ContainerId::new(&run.subject.container_id), None);
+    is_unreachable.then(|| explain::runtime_unreachable(run.subject, usage.as_ref(), now.unix_seconds()))
 }
 
 /// The end of a container's log, which was asked for.
@@ -345,6 +378,9 @@ impl Answer<'_> {
             return vec![]; // by its id
         }
         let exists = self.host.containers.iter().any(|it| it.id.as_str() == &*subject.container_id);
+        if self.host.coverage.is_unreachable(&subject.runtime) {
+            return vec![]; // the ledger has all that happened to it
+        }
         if exists && (verdict.at.is_some() || verdict.cause == Cause::NeverStarted || subject.is_run()) {
             return vec![]; // its end is known, and no other container can have its name
         }

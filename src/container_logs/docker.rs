@@ -72,8 +72,8 @@ impl Follower {
             let frame = match frame {
                 Ok(frame) => frame,
                 Err(Error::DockerResponseServerError { status_code: 404, .. }) => return None,
-                Err(Error::DockerResponseServerError { status_code: 400 | 501, message }) => {
-                    return Some(LogEnd::Never(message)); // the log driver cannot be read
+                Err(error) if unreadable_driver(&error).is_some() => {
+                    return Some(LogEnd::Never(unreadable_driver(&error)?));
                 }
                 Err(_) if allowance.is_exceeded() => return Some(LogEnd::TooFast), // a frame without end
                 Err(error) => return Some(LogEnd::Failed(error_chain(&error))),
@@ -124,6 +124,18 @@ impl LogStream {
             self.newest.advance(at);
         }
         is_new
+    }
+}
+
+/// Returns what an engine says of a log driver whose logs cannot be read; `None` for another error. Podman (observed: 4.3, 5.8) returns
+/// status 500 for the driver `none`.
+pub(super) fn unreadable_driver(error: &Error) -> Option<String> {
+    match error {
+        Error::DockerResponseServerError { status_code: 400 | 501, message } => Some(message.clone()),
+        Error::DockerResponseServerError { status_code: 500, message } if message.contains("log") => {
+            Some(message.clone())
+        }
+        _ => None,
     }
 }
 

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::clock::Timestamp;
@@ -42,6 +42,8 @@ const MAX_LOGS: usize = bounds::CONTAINER_LOGS_AT_ONCE.max;
 #[derive(Debug)]
 pub struct ContainerLogs {
     inventory: watch::Sender<Arc<Inventory>>,
+    /// Containers that ended before a cycle listed them.
+    unlisted: mpsc::UnboundedSender<Arc<Container>>,
     ooms: Mutex<OomQueue>,
     /// Containers whose logs are being read.
     reading: Mutex<HashSet<ContainerId>>,
@@ -51,8 +53,18 @@ pub struct ContainerLogs {
 }
 
 impl ContainerLogs {
-    /// Takes the containers of a cycle.
-    pub fn update(&self, inventory: &Arc<Inventory>) {
+    /// Takes the containers of a cycle, and those that ended since the one before.
+    pub fn update(&self, inventory: &Arc<Inventory>, ended: &[Arc<Container>]) {
+        let is_listed = {
+            let before = self.inventory.borrow();
+            let ids: HashSet<ContainerId> =
+                before.ids().into_iter().chain(inventory.ids()).cloned().collect();
+            move |container: &Arc<Container>| ids.contains(&container.id)
+        };
+        for container in ended.iter().filter(|it| it.reads_log && !is_listed(it)) {
+            self.set_reading(&container.id, true);
+            let _ = self.unlisted.send(Arc::clone(container)); // the receiver lives as long as memledger
+        }
         let reading = self.reading();
         let running = inventory.ids();
         lock(&self.ooms).retain(|id| running.contains(id) || reading.contains(id));
@@ -101,15 +113,18 @@ pub fn start(config: &Config, waker: Arc<Waker>) -> Option<Arc<ContainerLogs>> {
     if config.filter.logs == LogSelection::None {
         return None;
     }
+    let (unlisted, receiver) = mpsc::unbounded_channel();
     let logs = Arc::new(ContainerLogs {
         inventory: watch::Sender::default(),
+        unlisted,
         ooms: Mutex::default(),
         reading: Mutex::default(),
         budget: SharedBudget::default(),
         waker,
     });
     let sources = LogSources { endpoints: config.endpoints.clone(), pods: config.cri.pod_logs.clone() };
-    tokio::spawn(follow_all(Arc::clone(&logs), sources, Timestamp::now()));
+    tokio::spawn(follow_all(Arc::clone(&logs), sources.clone(), Timestamp::now()));
+    tokio::spawn(read_unlisted(Arc::clone(&logs), sources, receiver));
     Some(logs)
 }
 
@@ -151,6 +166,25 @@ async fn follow_all(logs: Arc<ContainerLogs>, sources: LogSources, began: Timest
             let position = position.unwrap_or_else(|| ReadPosition::of_run(started, is_new));
             tasks.insert(container.id.clone(), tokio::spawn(follower.follow(position)));
         }
+    }
+}
+
+/// Reads the logs of containers that ended before a cycle listed them, one after the other.
+async fn read_unlisted(
+    logs: Arc<ContainerLogs>,
+    sources: LogSources,
+    mut unlisted: mpsc::UnboundedReceiver<Arc<Container>>,
+) {
+    while let Some(container) = unlisted.recv().await {
+        let position = ReadPosition::of_run(container.started.unwrap_or(f64::NEG_INFINITY), true);
+        let follower = Follower {
+            logs: Arc::clone(&logs),
+            container,
+            sources: sources.clone(),
+            inventories: logs.inventory.subscribe(),
+            errors: Mutex::default(),
+        };
+        follower.follow(position).await;
     }
 }
 

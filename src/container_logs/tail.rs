@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bollard::container::LogOutput;
+use bollard::errors::Error;
 use bollard::query_parameters::LogsOptions;
 use futures_util::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
-use super::docker::split_timestamp;
+use super::docker::{split_timestamp, unreadable_driver};
 use super::files::{LogFile, path};
 use super::lines::LineBuffer;
 use crate::config::Config;
@@ -98,7 +99,7 @@ async fn of_engine(config: &Config, container: &ExistingContainer) -> Result<Las
             let frame = match frame {
                 Ok(frame) => frame,
                 Err(error) => {
-                    (failed, is_read) = (error_chain(&error), false);
+                    (failed, is_read) = (describe(&error), false);
                     break;
                 }
             };
@@ -114,6 +115,14 @@ async fn of_engine(config: &Config, container: &ExistingContainer) -> Result<Las
         }
     }
     Err(failed)
+}
+
+/// Describes why an engine did not return a log.
+fn describe(error: &Error) -> String {
+    match unreadable_driver(error) {
+        Some(message) => format!("its log driver keeps nothing that can be read ({message})"),
+        None => error_chain(error),
+    }
 }
 
 async fn of_pod(config: &Config, container: &ExistingContainer) -> Result<LastLines, String> {

@@ -46,8 +46,12 @@ pub struct ExistingContainer {
     pub runtime: &'static str,
     /// Its name and image.
     pub named: ContainerDetails,
-    /// It runs now.
+    /// Its runtime says that it runs.
     pub is_running: bool,
+    /// Pid of its first process, if its runtime says that it runs, and names it.
+    pub first_process: Option<u32>,
+    /// Its runtime says that it runs, and its first process does not exist.
+    pub has_lost_process: bool,
     /// Unix time of its last start.
     pub started: Option<f64>,
     /// Unix time of its last end, as its runtime records it.

@@ -614,6 +614,46 @@ pub fn not_started(subject: ContainerRef, now: f64) -> Verdict {
     }
 }
 
+/// Returns the verdict on a container without events whose processes have ended, while its runtime says that it runs.
+pub fn end_unreported(subject: ContainerRef, now: f64) -> Verdict {
+    let (name, runtime) = (text::name(&subject.identity.name), Arc::clone(&subject.runtime));
+    Verdict {
+        cause: Cause::Unknown,
+        headline: Some(format!("ENDED, and {runtime} has not noticed it")),
+        what: format!(
+            "{name} has ended: its first process does not exist any more. {runtime} still says that it runs."
+        ),
+        advice: vec![format!(
+            "{runtime} stop {name} makes {runtime} notice the end. The exit code that it reports then is not that of the program: it \
+             missed that one, as happens while containerd or a container's shim is restarted."
+        )],
+        ..verdict_without_events(subject, false, None, now)
+    }
+}
+
+/// Returns the verdict on a container without events that a ledger knows and whose runtime does not respond. `usage`: what its cgroup shows;
+/// `None` if that is gone.
+pub fn runtime_unreachable(subject: ContainerRef, usage: Option<&CurrentUsage>, now: f64) -> Verdict {
+    let (name, runtime) = (text::name(&subject.identity.name), Arc::clone(&subject.runtime));
+    if let Some(usage) = usage.filter(|usage| usage.has_processes) {
+        let mut verdict = verdict_without_events(subject, true, Some(usage), now);
+        let unknown = format!(
+            "{runtime} does not respond: this is what memledger serve and its cgroup know of {name}."
+        );
+        verdict.also.insert(0, unknown);
+        return verdict;
+    }
+    Verdict {
+        cause: Cause::Unknown,
+        headline: Some(format!("ENDED, and {runtime} does not respond")),
+        what: format!(
+            "{name} has ended: no process of it exists any more, and no OOM kill is known. {runtime} does not respond, so neither its \
+             exit code nor a request to stop it is known."
+        ),
+        ..verdict_without_events(subject, false, None, now)
+    }
+}
+
 /// Returns the verdict on a container without events. `is_running`: it runs now, and uses so much of its memory.
 pub fn verdict_without_events(
     subject: ContainerRef,
@@ -688,7 +728,15 @@ pub fn add_container(verdict: &mut Verdict, container: &ExistingContainer) {
         .as_deref()
         .filter(|_| !container.is_running && verdict.cause != Cause::NeverStarted);
     let failed = failed.map(|error| format!("Its last start failed: {}", start_error::summary(error)));
-    verdict.also.extend(running.into_iter().chain(times).chain(failed));
+    let lost = container.has_lost_process.then(|| {
+        format!(
+            "{} says that it runs, but its first process does not exist any more: it has ended, and the end was not reported.",
+            container.runtime
+        )
+    });
+    verdict
+        .also
+        .extend(running.filter(|_| lost.is_none()).into_iter().chain(times).chain(failed).chain(lost));
 }
 
 /// Describes a kill in one line: time, process, size, limit.

@@ -304,7 +304,7 @@ impl LedgerService {
         writer.apply_clock(now, reconciler);
         // before the cycles and events, which name the containers of these errors; and who may still report one before the errors
         let connected = self.reporter.as_ref().map(|reporter| reporter.connected()).unwrap_or_default();
-        let being_read = self.logs.as_ref().map(|logs| logs.reading()).unwrap_or_default();
+        let being_read = self.logs.as_ref().map(|logs| logs.reading());
         let mut cuda_ooms = self.reporter.as_ref().map(|reporter| reporter.take_ooms()).unwrap_or_default();
         cuda_ooms.extend(self.logs.iter().flat_map(|logs| logs.take_ooms()));
         let process_reports =

@@ -22,6 +22,9 @@ const MAX_TRACKS: usize = 256;
 /// Time over which growth is measured, in so many parts, and the shortest run for which it is given.
 const GROWTH_WINDOW: f64 = 1800.0;
 const PARTS: usize = 6;
+/// A container that had processes has ended if it has had none for so many seconds: a runtime that works reports an end sooner.
+pub const END_NOTICED_AFTER: f64 = 10.0;
+
 /// Least growth from the first part to the last: in bytes, and as a share of the limit.
 const MIN_GROWTH: f64 = (64 << 20) as f64;
 const MIN_GROWTH_SHARE: f64 = 0.01;
@@ -173,6 +176,8 @@ pub struct Recorder {
     memory_waiting_ratio: Option<f64>,
     step: f64,
     tracks: HashMap<ContainerId, Track>,
+    /// Running containers that had processes, and the Unix time since which they have none.
+    empty_since: HashMap<ContainerId, Option<f64>>,
 }
 
 impl Default for Recorder {
@@ -193,12 +198,15 @@ impl Recorder {
             memory_waiting_ratio: None,
             step: STEP,
             tracks: HashMap::new(),
+            empty_since: HashMap::new(),
         }
     }
 
     /// Records a snapshot.
     pub fn add(&mut self, snapshot: &Snapshot) {
         let (rows, at) = (Rows(snapshot), snapshot.finished.unix_seconds());
+        let running = &snapshot.containers[..snapshot.running];
+        self.record_processes(snapshot, running, at);
         let since = at - self.recorded;
         if (0.0..self.min_interval * 0.9).contains(&since) {
             return;
@@ -209,7 +217,6 @@ impl Recorder {
         self.memory_waiting_ratio =
             waiting.zip(self.waiting_seconds).and_then(|(now, before)| per_second(now, before));
         self.waiting_seconds = waiting;
-        let running = &snapshot.containers[..snapshot.running];
         let before = std::mem::take(&mut self.cpu);
         let cpu = running.iter().zip(rows.by_container(FamilyId::CONTAINER_CPU));
         self.cpu = cpu
@@ -229,6 +236,26 @@ impl Recorder {
         }
         self.tracks.retain(|_, track| (track.newest as f64 + 1.0) * track.step > at - SPAN);
         self.coarsen();
+    }
+
+    /// Records which containers have processes.
+    fn record_processes(&mut self, snapshot: &Snapshot, running: &[Arc<Container>], at: f64) {
+        let before = std::mem::take(&mut self.empty_since);
+        for (number, container) in running.iter().enumerate() {
+            let before = before.get(&container.id).copied();
+            let has_any = match snapshot.processes_of(number) {
+                Some(processes) => Some(!processes.is_empty()),
+                None => container.cgroup.is_none().then_some(false),
+            };
+            let empty_since = match (has_any, before) {
+                (Some(true), _) => None,
+                (Some(false), Some(before)) => Some(before.unwrap_or(at)),
+                // one that never had any may have them where its cgroup does not show them
+                (Some(false), None) | (None, None) => continue,
+                (None, Some(before)) => before,
+            };
+            self.empty_since.insert(container.id.clone(), empty_since);
+        }
     }
 
     /// Returns whether another container can have a history, after the removal of one that ended. Those that run keep theirs.
@@ -272,6 +299,13 @@ impl Recorder {
                 .zip(limits)
                 .map(|(container, limit)| self.growth(container, now, limit))
                 .collect(),
+            is_end_unreported: running
+                .iter()
+                .map(|container| {
+                    let empty_since = self.empty_since.get(&container.id).copied().flatten();
+                    empty_since.is_some_and(|since| now - since >= END_NOTICED_AFTER)
+                })
+                .collect(),
             memory_waiting_ratio: self.memory_waiting_ratio,
             history: history_of.and_then(|id| self.tracks.get(&ContainerId::new(id)).cloned()),
         }
@@ -293,6 +327,8 @@ pub struct Figures {
     pub cpu_cores: Vec<Option<f64>>,
     /// Growth of the memory in bytes per second.
     pub growth: Vec<Option<f64>>,
+    /// It had processes and has had none for [`END_NOTICED_AFTER`].
+    pub is_end_unreported: Vec<bool>,
     /// Share of time in which a task of the host waited for memory.
     pub memory_waiting_ratio: Option<f64>,
     /// The last hour of the one container that was asked for.

@@ -26,6 +26,9 @@ pub struct Overview {
     pub gpus: Vec<GpuOverview>,
     /// Running containers, the one that is nearest to its limit first.
     pub containers: Vec<ContainerUse>,
+    /// Runtimes that do not respond, and did before.
+    #[serde(default)]
+    pub runtimes_unreachable: Vec<String>,
 }
 
 /// The memory of the host.
@@ -100,7 +103,31 @@ impl GpuOverview {
     }
 }
 
-/// A running container.
+/// Whether a container that is listed runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ListedState {
+    /// Its runtime says so, or without one its cgroup.
+    #[default]
+    Running,
+    /// It has processes, and its runtime does not respond: its name and settings are those of the last response.
+    RuntimeUnreachable,
+    /// It had processes and has had none for [`history::END_NOTICED_AFTER`], and its runtime has not reported the end.
+    EndUnreported,
+}
+
+impl ListedState {
+    /// Returns the word for a column; `None` for one that runs.
+    pub fn word(self) -> Option<&'static str> {
+        match self {
+            Self::Running => None,
+            Self::RuntimeUnreachable => Some("unreachable"),
+            Self::EndUnreported => Some("ended"),
+        }
+    }
+}
+
+/// A container that is listed as running.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ContainerUse {
@@ -110,6 +137,8 @@ pub struct ContainerUse {
     pub id: String,
     /// Such as `docker`.
     pub runtime: String,
+    /// Whether it runs.
+    pub state: ListedState,
     /// Unix time of its start.
     pub started: Option<f64>,
     /// Memory that the kernel cannot take back: what counts against the limit.
@@ -192,7 +221,13 @@ impl Overview {
     pub fn from_snapshot(snapshot: &Snapshot, figures: Figures, details: Details<'_>) -> Self {
         let rows = Rows(snapshot);
         let host = host(&rows, &figures);
+        let runtimes_unreachable = rows.runtimes_unreachable();
         let mut containers = containers(&rows, &figures);
+        for container in &mut containers {
+            if container.state == ListedState::Running && runtimes_unreachable.contains(&container.runtime) {
+                container.state = ListedState::RuntimeUnreachable;
+            }
+        }
         let mut history = figures.history;
         for (number, container) in containers.iter_mut().enumerate() {
             let is_selected = details == Details::One(&container.id);
@@ -203,7 +238,7 @@ impl Overview {
         }
         let gpus = gpus(&rows, &containers);
         containers.sort_by(|one, other| Sort::Limit.compare(one, other));
-        Self { at: snapshot.finished.unix_seconds(), host, gpus, containers }
+        Self { at: snapshot.finished.unix_seconds(), host, gpus, containers, runtimes_unreachable }
     }
 }
 
@@ -301,6 +336,12 @@ impl Rows<'_> {
         }
     }
 
+    /// Returns the runtimes that do not respond, and did before.
+    fn runtimes_unreachable(&self) -> Vec<String> {
+        let away = self.0.family(FamilyId::RUNTIME_UP).iter().filter(|row| row.value == 0.0);
+        away.filter_map(|row| self.first_label(row)).map(str::to_owned).collect()
+    }
+
     /// Returns the value of a family for each GPU.
     fn by_gpu(&self, family: FamilyId) -> Vec<Option<f64>> {
         let mut values = vec![None; self.0.gpus.len()];
@@ -372,6 +413,10 @@ fn containers(rows: &Rows<'_>, figures: &Figures) -> Vec<ContainerUse> {
                 name: container.identity.path(),
                 id: container.id.to_string(),
                 runtime: container.runtime.to_owned(),
+                state: match figures.is_end_unreported[number] {
+                    true => ListedState::EndUnreported,
+                    false => ListedState::Running,
+                },
                 started: container.started,
                 unreclaimable_bytes: unreclaimable[number],
                 limit_bytes: limits[number],
@@ -507,6 +552,56 @@ mod tests {
             uuid: format!("MIG-{index}-{gpu}-{compute}").into(),
         });
         Arc::new(GpuIdentity { index: index.into(), uuid: uuid.into(), instance, ..GpuIdentity::default() })
+    }
+
+    fn process_of(container: u32) -> ContainerProcess {
+        ContainerProcess {
+            container,
+            pid: 71,
+            comm: "python".into(),
+            role: Role::Other,
+            memory: crate::collect::process::ResidentMemory { rss_bytes: 1, anon_bytes: 1 },
+            pss_bytes: None,
+            gpu_bytes: None,
+        }
+    }
+
+    #[test]
+    fn container_that_lost_its_processes_has_ended_and_one_without_a_runtime_is_remembered() {
+        let mut recorder = history::Recorder::default();
+        let mut at = |seconds: u64, processes: &[u32]| {
+            let mut series = Series::default();
+            series.global(RUNTIME_UP, [Label::Fixed("docker")], 0.0);
+            crate::snapshot::finish(&mut series, &mut crate::snapshot::Dropped::new());
+            let now = Timestamp::hours_after_boot(1).plus(std::time::Duration::from_secs(seconds));
+            let mut snapshot = Snapshot::of_series(now, series);
+            let container = |name: &str| {
+                let container = Container::clone(&Container::in_cgroup(name, name));
+                Arc::new(Container { runtime: "docker", ..container })
+            };
+            snapshot.containers = ["a", "b"].map(container).into();
+            snapshot.running = 2;
+            snapshot.processes = processes.iter().map(|container| process_of(*container)).collect();
+            snapshot.processes_complete = vec![true, true];
+            recorder.add(&snapshot);
+            let overview =
+                Overview::from_snapshot(&snapshot, recorder.figures(&snapshot, None), Details::None);
+            assert_eq!(overview.runtimes_unreachable, ["docker"]);
+            let text = table::text(&overview, 0);
+            assert!(text.contains("docker does not respond"), "{text}");
+            let state = |name: &str| overview.containers.iter().find(|it| it.name == name).map(|it| it.state);
+            [state("a"), state("b")].map(Option::unwrap)
+        };
+        use ListedState::{EndUnreported, RuntimeUnreachable};
+        assert_eq!(at(0, &[0]), [RuntimeUnreachable; 2]);
+        assert_eq!(at(5, &[]), [RuntimeUnreachable; 2]);
+        assert_eq!(at(10, &[]), [RuntimeUnreachable; 2], "for 5 s");
+        assert_eq!(
+            at(15, &[]),
+            [EndUnreported, RuntimeUnreachable],
+            "the other one never had a process here"
+        );
+        assert_eq!(at(20, &[0]), [RuntimeUnreachable; 2], "it has been started again");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::{ContainerUse, GpuOverview, HostUse, Overview, ProcessUse, ROLES};
+use super::history::END_NOTICED_AFTER;
+use super::{ContainerUse, GpuOverview, HostUse, ListedState, Overview, ProcessUse, ROLES};
 use crate::series::human_bytes;
 
 /// What is not known.
@@ -69,8 +70,9 @@ type GpuColumn = OverviewColumn<GpuOverview>;
 type ProcessColumn = OverviewColumn<ProcessUse>;
 
 /// The columns of containers.
-pub const CONTAINERS: [OverviewColumn<ContainerUse>; 13] = [
+pub const CONTAINERS: [OverviewColumn<ContainerUse>; 14] = [
     ContainerColumn::name("CONTAINER", |of, _| of.name.clone()),
+    ContainerColumn::list("STATE", |of, _| of.state.word().unwrap_or(UNKNOWN).to_owned()).optional(),
     ContainerColumn::number("MEMORY / LIMIT", |of, _| pair(of.unreclaimable_bytes, of.limit_bytes)),
     ContainerColumn::number("USED", |of, _| percent(of.limit_ratio)),
     ContainerColumn::number("HEADROOM", |of, _| size(of.headroom_bytes)).rank(6),
@@ -196,6 +198,7 @@ pub fn text(overview: &Overview, width: usize) -> String {
     } else {
         Cells::of(&CONTAINERS, &overview.containers, overview.at, width).write(&mut text);
     }
+    describe_states(overview, &mut text);
     for container in overview.containers.iter().filter(|container| container.processes.is_some()) {
         let processes = container.processes.as_deref().unwrap_or_default();
         let _ = writeln!(text, "\n{}, {} processes:", container.name, processes.len());
@@ -207,6 +210,22 @@ pub fn text(overview: &Overview, width: usize) -> String {
     }
     let _ = writeln!(text, "\n{}", host_line(&overview.host));
     text
+}
+
+/// Explains the states that are not those of running containers.
+fn describe_states(overview: &Overview, text: &mut String) {
+    for runtime in &overview.runtimes_unreachable {
+        let _ = writeln!(
+            text,
+            "\n{runtime} does not respond (where it has several sockets, at one of them): names and settings of its containers are those of its last response."
+        );
+    }
+    if overview.containers.iter().any(|container| container.state == ListedState::EndUnreported) {
+        let _ = writeln!(
+            text,
+            "\nended: no process for {END_NOTICED_AFTER} s or more, and its runtime has not reported the end (memledger why NAME)."
+        );
+    }
 }
 
 /// Describes the memory of the host in a line.

@@ -119,6 +119,8 @@ fn existing(found: Inspected) -> ExistingContainer {
         named: found.record.details(),
         runtime: found.record.runtime,
         is_running: found.is_running,
+        first_process: found.pid.filter(|_| found.is_running),
+        has_lost_process: false,
         started: found.record.started,
         ended: found.finished,
         start_error: found.start_error,

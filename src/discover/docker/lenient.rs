@@ -40,6 +40,14 @@ pub async fn inspect(socket: &Path, id: &str) -> Result<ContainerInspectResponse
     Ok(read_inspect(serde_json::from_slice(&body)?)?)
 }
 
+/// Returns whether Podman says that a container was stopped or killed by a request; false where it does not say so (observed: 4.3). Its
+/// events do not: of `podman stop` there is one only if the container did not end by itself, and not always then (observed: 5.8).
+pub async fn is_stopped_by_request(socket: &Path, id: &str) -> bool {
+    let response = get(socket, &format!("/v4.0.0/libpod/containers/{id}/json"), MAX_INSPECT_BYTES).await;
+    let response: Option<Value> = response.ok().and_then(|body| serde_json::from_slice(&body).ok());
+    response.is_some_and(|response| response["State"]["StoppedByUser"] == true)
+}
+
 fn read_list(entries: Vec<Value>) -> Vec<ContainerSummary> {
     let mut listed = Vec::new();
     for mut entry in entries {

@@ -8,7 +8,7 @@
 //! time for each container in it. An end also removes the container, so that another run of it is new to the next list. A
 //! container that starts and ends between two lists is known to the ledger alone.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use bollard::errors::Error;
 use bollard::models::{ContainerInspectResponse, ContainerSummary};
@@ -24,6 +24,8 @@ use crate::discover::{
     ConnectionState, ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent,
 };
 
+/// So many seconds before an end a request to stop is placed of which only that is known.
+const REQUEST_BEFORE_END: f64 = 0.001;
 /// An event may be later than what it reports.
 const EVENT_DELAY_SECONDS: f64 = 5.0;
 const UNKNOWN_END: EventKind = EventKind::Ended { exit_code: None, oom_flag: None };
@@ -50,6 +52,8 @@ pub struct DockerReconciler<'a> {
     oversized: HashSet<ContainerId>,
     /// Containers that started or were renamed since they were listed, or could not be inspected.
     pub(super) changed: HashSet<ContainerId>,
+    /// When the runs that are in progress began, by their events: one may end before it is listed.
+    began: HashMap<ContainerId, f64>,
     /// Unix time up to which the events of this socket are known; `None` if it is new to the ledger.
     absent_since: Option<f64>,
     /// Containers that ended by an event since then.
@@ -71,6 +75,7 @@ impl<'a> DockerReconciler<'a> {
             listed_at,
             oversized,
             changed,
+            began: HashMap::new(),
             absent_since,
             reported_ends,
             uninspected,
@@ -265,16 +270,33 @@ impl<'a> DockerReconciler<'a> {
             self.publish(runtime_event);
         }
         match event.action {
-            Action::Start | Action::Rename => drop(self.changed.insert(event.id)),
+            Action::Rename => drop(self.changed.insert(event.id)),
+            Action::Start => {
+                self.began.insert(event.id.clone(), event.at);
+                self.changed.insert(event.id);
+            }
             Action::Die | Action::Remove => {
                 self.changed.remove(&event.id);
-                self.watcher.source.end_run(&event.id, event.at, None);
+                let began = self.began.remove(&event.id).filter(|began| *began <= event.at);
+                let unlisted = began.and_then(|began| {
+                    Some(ContainerRecord { started: Some(began), ..event.record(runtime, filter)? })
+                });
+                self.watcher.source.end_run(&event.id, event.at, unlisted);
                 self.reported_ends.insert(event.id.clone());
                 return Some(event.id);
             }
             Action::Create | Action::Oom | Action::Kill | Action::Stop => {}
         }
         None
+    }
+
+    /// Publishes a request to stop just before this end.
+    pub fn publish_stop_before(&mut self, end: &DockerEvent) {
+        let (runtime, filter) = (self.watcher.endpoint.runtime, self.watcher.filter);
+        let what = EventKind::SignalRequested { signal: None };
+        let request =
+            end.record(runtime, filter).map(|record| record.event(end.at - REQUEST_BEFORE_END, what));
+        request.into_iter().for_each(|request| self.publish(request));
     }
 
     /// Ends a lost container whose inspect is too large: its end is only known from the list.

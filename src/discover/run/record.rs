@@ -220,6 +220,8 @@ impl SpooledRun {
             runtime: RUNTIME,
             named: self.container(filter).details(),
             is_running,
+            first_process: None,
+            has_lost_process: false,
             started: Some(self.started),
             ended: self.end.as_ref().map(|end| end.at),
             limit_bytes: self.limit_bytes,

@@ -140,6 +140,11 @@ impl Coverage {
             || self.runtimes.iter().any(|it| it.is_unreadable() || it.has_lost_events)
     }
 
+    /// Returns whether a runtime could not be read.
+    pub fn is_unreachable(&self, runtime: &str) -> bool {
+        self.runtimes.iter().any(|it| it.runtime == runtime && it.error.is_some())
+    }
+
     /// Returns a sentence for each runtime that could not be read: without it no container of it has a name.
     pub fn missing_runtimes(&self) -> Vec<String> {
         self.runtimes.iter().filter_map(RuntimeCoverage::error_text).collect()

@@ -83,6 +83,8 @@ pub struct KnownPast {
 pub struct CurrentUsage {
     /// All charged memory, page cache included.
     pub usage_bytes: u64,
+    /// A process is in its cgroup, or in one below.
+    pub has_processes: bool,
     /// Limit of its cgroup; `None` if it has none.
     pub limit_bytes: Option<u64>,
     /// Share of the last 10 s in which all its tasks waited for memory, in percent (cgroup v2).
@@ -134,6 +136,12 @@ pub fn read(
     for RuntimeHistory { events: its, containers: existing, .. } in runtimes {
         events.extend(its);
         containers.extend(existing);
+    }
+    if config.host_paths.in_initial_pid_namespace() {
+        let is_gone = |pid: u32| !config.host_paths.process(pid).exists();
+        for container in &mut containers {
+            container.has_lost_process = container.first_process.is_some_and(is_gone);
+        }
     }
     let ends = containers.iter().filter_map(|it| Some((it.id.as_str().to_owned(), it.ended?))).collect();
     let limits = containers.iter().filter_map(|it| Some((it.id.as_str().to_owned(), it.limit_bytes?)));
@@ -343,7 +351,12 @@ pub fn current_usage(
         Version::V2 => ("memory.current", "memory.max"),
     };
     let read = |name: &'static str| dir.file(name).ok()?.read_once(&mut Vec::new()).ok().map(<[u8]>::to_vec);
+    let has_process = |path: &PathBuf| {
+        let list = std::fs::read(hierarchy.root.join(path).join("cgroup.procs"));
+        list.is_ok_and(|list| !list.trim_ascii().is_empty())
+    };
     Some(CurrentUsage {
+        has_processes: std::iter::once(&found.path).chain(&found.below).any(has_process),
         usage_bytes: crate::parse::number(read(usage)?.trim_ascii())?,
         limit_bytes: crate::parse::cgroup::limit(&read(limit)?).flatten(),
         stalled_percent: read("memory.pressure")

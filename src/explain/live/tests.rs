@@ -424,6 +424,8 @@ fn counted_kills_are_the_union_of_ledger_and_host() {
             ..ContainerDetails::default()
         },
         is_running: true,
+        first_process: None,
+        has_lost_process: false,
         started: Some(past.now.unix_seconds() - 5_000.0),
         ended: None,
         limit_bytes: None,

@@ -89,8 +89,9 @@ type Settings = Vec<(Arc<str>, Arc<str>)>;
 
 impl Reconciler {
     /// Sets the containers whose logs are being read.
-    pub fn set_logs_being_read(&mut self, containers: HashSet<ContainerId>) {
-        self.logs_being_read = containers;
+    pub fn set_logs_being_read(&mut self, containers: Option<HashSet<ContainerId>>) {
+        self.reads_logs = containers.is_some();
+        self.logs_being_read = containers.unwrap_or_default();
     }
 
     /// Sets the containers with a process that is connected to the reporter.

@@ -119,6 +119,9 @@ fn runtime_evidence(subject: &ContainerRef, run: &Run, at: f64) -> Vec<Evidence>
     }
     match run.exit_code {
         Some(code) => add(format!("exit code {code}")),
+        None if run.is_success_doubted => {
+            add("exit code unknown: the runtime missed the end, and reports 0 of such a one".to_owned());
+        }
         None => add("exit code unknown".to_owned()),
     }
     match run.oom_flag {
@@ -466,7 +469,7 @@ impl Reconciler {
             (_, Some(129..=192)) if !self.has_lost_process(pending) && is_open => return None,
             (_, Some(129..=192)) if !self.has_lost_process(pending) => ExitReason::Signal,
             _ if run.is_some_and(|run| ended_by_cuda_oom(run, pending)) => ExitReason::CudaOom,
-            _ if is_early && self.may_report_errors(&pending.id) => return None,
+            _ if is_early && self.may_report_errors(&pending.id, run) => return None,
             // the kill of a worker, which may be the cause, is noticed before
             _ => {
                 let may_be = self.may_have_ended(pending);
@@ -528,9 +531,11 @@ impl Reconciler {
         now.since(pending.noticed) < LAST_REPORTS_TIMEOUT && self.connected.contains(&pending.id)
     }
 
-    /// Returns whether the log or the last messages of a container that has ended are not read yet.
-    fn may_report_errors(&self, id: &ContainerId) -> bool {
-        self.logs_being_read.contains(id) || self.connected.contains(id)
+    /// Returns whether the log or the last messages of a container that has ended are not read yet. The log of a run that no cycle saw is
+    /// read from the next cycle on.
+    fn may_report_errors(&self, id: &ContainerId, run: Option<&Run>) -> bool {
+        let is_unseen = run.is_some_and(|run| run.usage.is_empty());
+        self.logs_being_read.contains(id) || self.connected.contains(id) || self.reads_logs && is_unseen
     }
 
     /// Returns the kill that ended the run, if its exit was reported so late that the kill was settled as a child's.

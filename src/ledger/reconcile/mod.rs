@@ -151,6 +151,8 @@ pub struct Reconciler {
     pub(super) cuda_ooms: CudaOoms,
     /// Containers whose logs are being read: an exit may still get its reason from there.
     pub(super) logs_being_read: HashSet<ContainerId>,
+    /// Logs of containers are read.
+    pub(super) reads_logs: bool,
     /// Containers with a process that is connected to the reporter: its last messages may not be read yet.
     pub(super) connected: HashSet<ContainerId>,
     /// Settled gaps that a late record can still fill.
@@ -208,6 +210,7 @@ impl Reconciler {
             reports: ReportLabels::default(),
             cuda_ooms: CudaOoms::default(),
             logs_being_read: HashSet::new(),
+            reads_logs: false,
             connected: HashSet::new(),
             settled_gaps: VecDeque::new(),
             unattributed: unattributed.map(|(id, happened)| (now, *id, *happened)).collect(),

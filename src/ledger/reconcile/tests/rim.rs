@@ -332,6 +332,41 @@ fn empty_cgroup_that_was_left_writes_nothing() {
     }
 }
 
+/// Docker lists a container for ever whose end it missed while containerd was restarted, and reports code 0 once it is stopped.
+#[test]
+fn container_without_a_process_has_ended_although_its_runtime_lists_it() {
+    let docker = [("docker", true)];
+    let empty_from = |since: f64, had_process: bool| {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        for at in 1..800 {
+            let at = f64::from(at);
+            let runs = at < since && had_process;
+            story.usage = with_processes(if runs { vec![process(71, 1, false)] } else { vec![] });
+            story.cycle(at, &[('a', Some(0.1))], &docker);
+            story.settle(at);
+        }
+        story
+    };
+    assert_eq!(empty_from(100.0, false).reasons('a'), [], "its processes may be elsewhere");
+    let mut story = empty_from(100.0, true);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)]);
+    assert!(
+        (story.exits('a')[0].at - story.begin.unix_seconds() - 100.0).abs() < 1.5,
+        "{:?}",
+        story.exits('a')
+    );
+    story.end('a', 800.0, Some(0));
+    story.settle(810.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)], "code 0 is not believed, nor a second exit");
+    // the same while the container is not taken for ended yet
+    let mut story = empty_from(780.0, true);
+    assert_eq!(story.reasons('a'), []);
+    story.end('a', 800.0, Some(0));
+    story.settle(810.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)]);
+}
+
 #[test]
 fn recent_kill_without_an_owner_does_not_delay_the_evidence_for_older_ones() {
     let mut story = Story::new();
@@ -417,7 +452,7 @@ fn exit_names_no_kill_of_the_next_run() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
     story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
-    story.reconciler.set_logs_being_read([id('a')].into());
+    story.reconciler.set_logs_being_read(Some([id('a')].into()));
     story.end('a', 10.0, Some(1));
     story.event('a', 10.1, EventKind::Started);
     story.settle(10.2);
