@@ -62,7 +62,61 @@ fn json_flag(help: &'static str) -> Arg {
     Arg::new("json").long("json").action(ArgAction::SetTrue).help(help)
 }
 
+/// The verbs by what they are for, in the order of the help.
+const GROUPS: [(&str, &[&str]); 3] = [
+    ("What is, and what was", &["ps", "top", "why", "events"]),
+    ("Runs", &["run", "runs", "report", "compare", "advise"]),
+    ("The service", &["serve", "doctor", "config", "cleanup", "release-gpu", "healthcheck"]),
+];
+
+/// An example of each verb.
+const EXAMPLES: [(&str, &str); 15] = [
+    ("ps", "memledger ps --processes"),
+    ("top", "sudo memledger top"),
+    ("why", "sudo memledger why my-train --logs"),
+    ("events", "memledger events --since 24h"),
+    ("run", "memledger run --memory 32G --name my-train -- python train.py"),
+    ("runs", "memledger runs my-train"),
+    ("report", "memledger report my-train --format json"),
+    ("compare", "memledger compare my-train"),
+    ("advise", "memledger advise my-train"),
+    ("serve", "sudo memledger serve --web.listen-address=127.0.0.1:10853"),
+    ("doctor", "sudo memledger doctor"),
+    ("config", "memledger config show"),
+    ("cleanup", "sudo memledger cleanup my-train"),
+    ("release-gpu", "sudo memledger release-gpu"),
+    ("healthcheck", "memledger healthcheck"),
+];
+
+/// Adds examples to the verbs, and lists them in groups.
+fn with_groups(mut command: Command) -> Command {
+    for (verb, example) in EXAMPLES {
+        command = command.mut_subcommand(verb, |command| {
+            let after = command.get_after_help().map(|after| format!("\n{after}")).unwrap_or_default();
+            command.after_help(format!("Example: {example}{after}"))
+        });
+    }
+    let mut list = String::new();
+    for (title, verbs) in GROUPS {
+        list += &format!("{title}:\n");
+        for verb in verbs {
+            let about = command.find_subcommand(verb).and_then(Command::get_about);
+            list += &format!("  {verb:<12} {}\n", about.map(ToString::to_string).unwrap_or_default());
+        }
+        list.push('\n');
+    }
+    let text =
+        format!("{{about}}\n\n{{usage-heading}} {{usage}}\n\n{list}Options:\n{{options}}{{after-help}}");
+    let example =
+        "Begin with: sudo memledger why (the newest kill), memledger ps. Documentation: docs/README.md";
+    command.help_template(text).after_help(example)
+}
+
 fn command(form: FlagForm) -> Command {
+    with_groups(plain_command(form))
+}
+
+fn plain_command(form: FlagForm) -> Command {
     let flags = |command, taken| arguments_of(command, taken, form);
     // completions of all settings once are enough
     let all = if form == FlagForm::Help { CommandSettings::SERVE } else { CommandSettings::LEDGER };
@@ -226,4 +280,28 @@ fn init_log(config: &Config, level: Level, traced: Option<&OtlpSettings>) -> Opt
         eprintln!("memledger: the log failed to start: {error}");
     }
     spans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_verb_is_in_one_group_and_has_an_example_that_works() {
+        let command = command(FlagForm::Help);
+        let visible = command.get_subcommands().filter(|verb| !verb.is_hide_set()).map(Command::get_name);
+        let mut visible: Vec<_> = visible.filter(|verb| *verb != "help").collect();
+        let mut grouped: Vec<_> = GROUPS.iter().flat_map(|(_, verbs)| verbs.iter().copied()).collect();
+        let mut shown: Vec<_> = EXAMPLES.iter().map(|(verb, _)| *verb).collect();
+        for list in [&mut visible, &mut grouped, &mut shown] {
+            list.sort_unstable();
+        }
+        assert_eq!((&visible, &visible), (&grouped, &shown));
+        for (verb, example) in EXAMPLES {
+            let words = example.split(' ').skip_while(|word| *word == "sudo");
+            let matches =
+                command.clone().try_get_matches_from(words).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(matches.subcommand_name(), Some(verb));
+        }
+    }
 }

@@ -112,25 +112,17 @@ pub enum FlagForm {
 /// The heading of settings in the help of a command.
 const HEADING: &str = "Settings (also by variable or file, like all the others: docs/config.md)";
 
-/// Settings that few need: the beginnings of their keys. `-h` leaves them out, `--help` has them.
-const RARE: &[&str] = &[
-    "web.max-",
-    "web.header-",
-    "web.idle-",
-    "pss.",
-    "cri.pod-",
-    "kubelet.",
-    "container.keep-",
-    "gpu.nvml-",
-    "gpu.sample-",
-    "gpu.deadline",
-    "gpu.release-",
-    "reporter.auto-",
-    "state.max-",
-    "oom.",
-    "otlp.",
-    "collector.",
-    "path.",
+/// The settings that people set first. `--help` of commands that take all has these, `--help-all` the others too.
+const FIRST: [&str; 9] = [
+    "web.listen-address",
+    "web.config.file",
+    "sample.interval",
+    "cri.endpoint",
+    "docker.socket",
+    "container.include",
+    "container.logs",
+    "state.path",
+    "otlp.endpoint",
 ];
 
 /// Adds the flags of all settings to a command.
@@ -150,16 +142,19 @@ pub fn file_argument() -> Arg {
 
 /// Adds the flags of those settings to a command that it takes.
 pub fn arguments_of(command: Command, taken: CommandSettings, form: FlagForm) -> Command {
+    let is_whole = taken.shown == [""];
     let command = command.arg(file_argument().help_heading(HEADING)).args_override_self(true);
+    let command = match form {
+        FlagForm::Help if is_whole => with_two_helps(command),
+        FlagForm::Help | FlagForm::Completion => command,
+    };
     SETTINGS.iter().fold(command, |command, setting| {
         let is_shown = CommandSettings::are_in(taken.shown, setting.key);
         let is_hidden = form == FlagForm::Help && CommandSettings::are_in(taken.hidden, setting.key);
         if !is_shown && !is_hidden {
             return command;
         }
-        let is_whole = taken.shown == [""];
-        let is_rare =
-            is_whole && form == FlagForm::Help && RARE.iter().any(|rare| setting.key.starts_with(rare));
+        let is_rare = is_whole && form == FlagForm::Help && !FIRST.contains(&setting.key);
         let flag =
             flag(setting, form, is_whole).help_heading(HEADING).hide(!is_shown).hide_short_help(is_rare);
         match setting.is_switch {
@@ -167,6 +162,14 @@ pub fn arguments_of(command: Command, taken: CommandSettings, form: FlagForm) ->
             false => command.arg(flag),
         }
     })
+}
+
+/// Gives a command that takes all settings a help with the first of them, and one with all.
+fn with_two_helps(command: Command) -> Command {
+    let help = Arg::new("help").short('h').long("help").action(ArgAction::HelpShort);
+    let all = Arg::new("help-all").long("help-all").action(ArgAction::HelpLong);
+    let command = command.disable_help_flag(true);
+    command.arg(help.help("Print help.")).arg(all.help("Print help with all settings."))
 }
 
 fn flag(setting: &Setting, form: FlagForm, is_whole: bool) -> Arg {

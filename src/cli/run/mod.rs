@@ -37,7 +37,7 @@ const MAX_LABELS: usize = 32;
 /// Returns the verb with its own flags.
 pub fn command() -> Command {
     Command::new("run")
-        .about("Run a command so that a plain process has what containers have: memory, limit, OOM kills, exit, advice.")
+        .about("Run a command in a cgroup of its own, which has what containers have: memory, limit, kills, end.")
         .after_help(
             "The command gets a cgroup of its own: from systemd where that runs (users without root: on cgroup v2), else as root. \
              memledger serve shows it as a container of the runtime `run`; `memledger why NAME` explains its end, also without serve.\n\
