@@ -270,7 +270,7 @@ fn end_while_the_engine_was_away_has_its_own_time() {
 }
 
 #[test]
-fn containers_of_an_engine_that_is_away_are_marked_and_explained() {
+fn containers_of_an_unreachable_engine_are_marked_and_explained() {
     let Some((mut private, host, name)) = docker_host("away", &[]) else { return };
     let [alive, dies, crashed] = ["alive", "dies", "crashed"].map(|which| format!("{name}-{which}"));
     let container = private.engine.run(&alive, &[], &["sleep", "1000"]);
@@ -291,13 +291,13 @@ fn containers_of_an_engine_that_is_away_are_marked_and_explained() {
     eventually("ps marks both", || {
         let text = host.output(&["ps"]);
         let marked =
-            text.contains(&format!("{alive} unreachable")) && text.contains(&format!("{dies} ended"));
+            text.contains(&format!("{alive} unreachable")) && text.contains(&format!("{dies} no process"));
         if marked && text.contains("docker does not respond") { Ok(()) } else { Err(text) }
     });
     let text = host.why(&alive);
-    assert!(text.contains("is running") && text.contains("docker does not respond"), "{text}");
+    assert!(text.contains("is running") && text.contains("docker cannot be queried"), "{text}");
     let text = host.why(&dies);
-    assert!(text.contains("ENDED, and docker does not respond"), "{text}");
+    assert!(text.contains("NO PROCESS LEFT, and docker cannot be queried"), "{text}");
     for asked in [&alive, &dies] {
         let text = host.why(asked);
         assert!(
@@ -325,13 +325,13 @@ fn end_that_docker_has_missed_is_shown() {
     crate::support::docker::signal("KILL", shim);
     crate::support::docker::signal("KILL", pid);
     private.start_containerd();
-    eventually("ps says that it has ended", || {
+    eventually("ps says that it has no process", || {
         let text = host.output(&["ps"]);
-        if text.contains(&format!("{name} ended")) { Ok(()) } else { Err(text) }
+        if text.contains(&format!("{name} no process")) { Ok(()) } else { Err(text) }
     });
     if container.inspect("{{.State.Running}}") == "true" {
         let text = host.why(&name);
-        assert!(text.contains("ENDED, and docker has not noticed it"), "{text}");
+        assert!(text.contains("NO PROCESS LEFT, and docker says that it runs"), "{text}");
         private.engine.docker(&["stop", &container.id]);
     }
     host.memledger().eventually("one end", |metrics| match metrics.sum(EXITS, &of(&name)) {
@@ -358,7 +358,7 @@ fn container_that_was_never_started_has_not_run() {
 }
 
 #[test]
-fn log_of_a_short_container_is_read_and_one_without_a_driver_is_said() {
+fn log_of_a_short_container_is_read_and_one_without_a_driver_is_named() {
     let Some((private, host, name)) = docker_host("logs", &["--container.logs=all", "--sample.interval=1s"])
     else {
         return;
@@ -452,8 +452,8 @@ fn podman_ends_have_their_reasons() {
     let podman = Podman::of(programs);
     let name = unique("podman");
     let host = Host::start(format!("--podman.socket={}", podman.socket()), &[]);
-    let [fails, loops, kills, stops] =
-        ["fails", "loops", "kills", "stops"].map(|which| format!("{name}-{which}"));
+    let [fails, loops, kills, stops, signalled] =
+        ["fails", "loops", "kills", "stops", "signalled"].map(|which| format!("{name}-{which}"));
     let shell = |script: &'static str| ["/busybox/sh", "-c", script];
     podman.run_command(&loops, &["--restart", "always"], &shell("exit 4"));
     podman.run_command(&fails, &[], &shell("exit 6"));
@@ -468,6 +468,18 @@ fn podman_ends_have_their_reasons() {
     host.knows(&stops);
     podman.ok(&["stop", "-t", "1", &stops]);
     host.ended(&stops, 1.0, "stopped");
+    // a signal that ends nothing is no request for a later end
+    podman.run_command(
+        &signalled,
+        &[],
+        &shell("trap : HUP; while [ ! -e /go ]; do /busybox/sleep 0.1; done; exit 1"),
+    );
+    host.knows(&signalled);
+    podman.ok(&["kill", "-s", "HUP", &signalled]);
+    let began = unix_now();
+    eventually_true("longer than an answer to a signal takes", || unix_now() - began > 11.0);
+    podman.ok(&["exec", &signalled, "/busybox/touch", "/go"]);
+    host.ended(&signalled, 1.0, "error");
     podman.run_command(&kills, &["--restart", "always", "-m", "40m"], &["/busybox/tail", "/dev/zero"]);
     host.memledger().eventually("many kills", |metrics| match metrics.sum(KILLS, &of(&kills)) {
         found if found >= 20.0 => Ok(()),

@@ -90,7 +90,11 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(super::USAGE));
     }
     let now = Timestamp::now();
-    let (ledger, host, missing) = LedgerSource::open_with_host(&config, now, container);
+    let (mut ledger, mut host, mut missing) = LedgerSource::open_with_host(&config, now, container);
+    if container.and_then(|wanted| find(&host, wanted)).is_some_and(|found| found.has_lost_process) {
+        // it may have ended just now
+        (ledger, host, missing) = LedgerSource::open_with_host(&config, Timestamp::now(), container);
+    }
     let events = |query: &Query| anyhow::Ok(host.merge(ledger.events(query)?, query));
     let answer = Answer {
         wanted: container,
@@ -137,7 +141,8 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         if let Some(log) = &log {
             log.add_to(&mut verdict);
         }
-        answer.print(&verdict)?;
+        // the ledger names the kills of this container
+        Answer { wanted: None, ..answer }.print(&verdict)?;
         let is_found = verdict.cause != Cause::Nothing;
         return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&ledger, &host) });
     }
@@ -203,7 +208,7 @@ fn without_events(
         return never_started(subject, error, now.unix_seconds());
     }
     if container.has_lost_process {
-        let mut verdict = explain::end_unreported(subject, now.unix_seconds());
+        let mut verdict = explain::without_process(container, subject, now.unix_seconds());
         if let Some(log) = log {
             log.add_to(&mut verdict);
         }
@@ -378,9 +383,6 @@ impl Answer<'_> {
             return vec![]; // by its id
         }
         let exists = self.host.containers.iter().any(|it| it.id.as_str() == &*subject.container_id);
-        if self.host.coverage.is_unreachable(&subject.runtime) {
-            return vec![]; // the ledger has all that happened to it
-        }
         if exists && (verdict.at.is_some() || verdict.cause == Cause::NeverStarted || subject.is_run()) {
             return vec![]; // its end is known, and no other container can have its name
         }

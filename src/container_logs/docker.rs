@@ -132,7 +132,9 @@ impl LogStream {
 pub(super) fn unreadable_driver(error: &Error) -> Option<String> {
     match error {
         Error::DockerResponseServerError { status_code: 400 | 501, message } => Some(message.clone()),
-        Error::DockerResponseServerError { status_code: 500, message } if message.contains("log") => {
+        Error::DockerResponseServerError { status_code: 500, message }
+            if message.contains("is not logging output") =>
+        {
             Some(message.clone())
         }
         _ => None,

@@ -43,7 +43,7 @@ const MAX_LOGS: usize = bounds::CONTAINER_LOGS_AT_ONCE.max;
 pub struct ContainerLogs {
     inventory: watch::Sender<Arc<Inventory>>,
     /// Containers that ended before a cycle listed them.
-    unlisted: mpsc::UnboundedSender<Arc<Container>>,
+    unlisted: mpsc::Sender<Arc<Container>>,
     ooms: Mutex<OomQueue>,
     /// Containers whose logs are being read.
     reading: Mutex<HashSet<ContainerId>>,
@@ -63,7 +63,9 @@ impl ContainerLogs {
         };
         for container in ended.iter().filter(|it| it.reads_log && !is_listed(it)) {
             self.set_reading(&container.id, true);
-            let _ = self.unlisted.send(Arc::clone(container)); // the receiver lives as long as memledger
+            if self.unlisted.try_send(Arc::clone(container)).is_err() {
+                self.set_reading(&container.id, false); // too many
+            }
         }
         let reading = self.reading();
         let running = inventory.ids();
@@ -113,7 +115,7 @@ pub fn start(config: &Config, waker: Arc<Waker>) -> Option<Arc<ContainerLogs>> {
     if config.filter.logs == LogSelection::None {
         return None;
     }
-    let (unlisted, receiver) = mpsc::unbounded_channel();
+    let (unlisted, receiver) = mpsc::channel(MAX_LOGS);
     let logs = Arc::new(ContainerLogs {
         inventory: watch::Sender::default(),
         unlisted,
@@ -169,14 +171,15 @@ async fn follow_all(logs: Arc<ContainerLogs>, sources: LogSources, began: Timest
     }
 }
 
-/// Reads the logs of containers that ended before a cycle listed them, one after the other.
+/// Reads the logs of containers that ended before a cycle listed them, one after the other, once. Of one that runs again, the log is
+/// followed already.
 async fn read_unlisted(
     logs: Arc<ContainerLogs>,
     sources: LogSources,
-    mut unlisted: mpsc::UnboundedReceiver<Arc<Container>>,
+    mut unlisted: mpsc::Receiver<Arc<Container>>,
 ) {
     while let Some(container) = unlisted.recv().await {
-        let position = ReadPosition::of_run(container.started.unwrap_or(f64::NEG_INFINITY), true);
+        let mut position = ReadPosition::of_run(container.started.unwrap_or(f64::NEG_INFINITY), true);
         let follower = Follower {
             logs: Arc::clone(&logs),
             container,
@@ -184,7 +187,11 @@ async fn read_unlisted(
             inventories: logs.inventory.subscribe(),
             errors: Mutex::default(),
         };
-        follower.follow(position).await;
+        if !follower.is_running() {
+            let _ = tokio::time::timeout(END_TIMEOUT, follower.read(&mut position, false)).await;
+            lock(&follower.errors).end(|at, text| follower.report(at, &text));
+        }
+        logs.set_reading(&follower.container.id, false);
     }
 }
 

@@ -614,41 +614,48 @@ pub fn not_started(subject: ContainerRef, now: f64) -> Verdict {
     }
 }
 
-/// Returns the verdict on a container without events whose processes have ended, while its runtime says that it runs.
-pub fn end_unreported(subject: ContainerRef, now: f64) -> Verdict {
+/// Returns the verdict on a container without events whose runtime says that it runs, and whose first process does not exist.
+pub fn without_process(container: &ExistingContainer, subject: ContainerRef, now: f64) -> Verdict {
     let (name, runtime) = (text::name(&subject.identity.name), Arc::clone(&subject.runtime));
+    let pid = container.first_process.map_or_else(String::new, |pid| format!(" (pid {pid})"));
     Verdict {
         cause: Cause::Unknown,
-        headline: Some(format!("ENDED, and {runtime} has not noticed it")),
+        headline: Some(format!("NO PROCESS LEFT, and {runtime} says that it runs")),
         what: format!(
-            "{name} has ended: its first process does not exist any more. {runtime} still says that it runs."
+            "{runtime} says that {name} runs, but its first process{pid} does not exist on this host: it has ended without {runtime} noticing, \
+             as happens while containerd or a shim is restarted, or {runtime} runs elsewhere, as in a virtual machine."
         ),
         advice: vec![format!(
-            "{runtime} stop {name} makes {runtime} notice the end. The exit code that it reports then is not that of the program: it \
-             missed that one, as happens while containerd or a container's shim is restarted."
+            "{runtime} stop {name} makes {runtime} notice the end; the exit code 0 that it reports then is not that of the program."
         )],
         ..verdict_without_events(subject, false, None, now)
     }
 }
 
-/// Returns the verdict on a container without events that a ledger knows and whose runtime does not respond. `usage`: what its cgroup shows;
-/// `None` if that is gone.
+/// Returns the verdict on a container without events of which a ledger knows a run in progress, and whose runtime cannot be queried.
+/// `usage`: what its cgroup shows.
 pub fn runtime_unreachable(subject: ContainerRef, usage: Option<&CurrentUsage>, now: f64) -> Verdict {
     let (name, runtime) = (text::name(&subject.identity.name), Arc::clone(&subject.runtime));
-    if let Some(usage) = usage.filter(|usage| usage.has_processes) {
-        let mut verdict = verdict_without_events(subject, true, Some(usage), now);
-        let unknown = format!(
-            "{runtime} does not respond: this is what memledger serve and its cgroup know of {name}."
-        );
-        verdict.also.insert(0, unknown);
-        return verdict;
-    }
+    let has_processes = usage.and_then(|usage| usage.has_processes);
+    let known = match has_processes {
+        Some(true) => {
+            let mut verdict = verdict_without_events(subject, true, usage, now);
+            let source = format!(
+                "{runtime} cannot be queried: this is what the ledger and its cgroup show of {name}."
+            );
+            verdict.also.insert(0, source);
+            return verdict;
+        }
+        Some(false) => "Its cgroup has no process: it has most likely ended.",
+        None => "Whether it still runs is not known: its cgroup is gone, or cannot be read.",
+    };
+    let is_empty = has_processes == Some(false);
     Verdict {
-        cause: Cause::Unknown,
-        headline: Some(format!("ENDED, and {runtime} does not respond")),
+        cause: if is_empty { Cause::Unknown } else { Cause::Nothing },
+        headline: is_empty.then(|| format!("NO PROCESS LEFT, and {runtime} cannot be queried")),
         what: format!(
-            "{name} has ended: no process of it exists any more, and no OOM kill is known. {runtime} does not respond, so neither its \
-             exit code nor a request to stop it is known."
+            "{name} was running when {runtime} could be queried last, and no OOM kill of it is known. {known} Its exit code, and whether it was \
+             told to stop, is known to {runtime} alone."
         ),
         ..verdict_without_events(subject, false, None, now)
     }
@@ -729,10 +736,7 @@ pub fn add_container(verdict: &mut Verdict, container: &ExistingContainer) {
         .filter(|_| !container.is_running && verdict.cause != Cause::NeverStarted);
     let failed = failed.map(|error| format!("Its last start failed: {}", start_error::summary(error)));
     let lost = container.has_lost_process.then(|| {
-        format!(
-            "{} says that it runs, but its first process does not exist any more: it has ended, and the end was not reported.",
-            container.runtime
-        )
+        format!("{} says that it runs, but its first process does not exist on this host.", container.runtime)
     });
     verdict
         .also

@@ -91,12 +91,9 @@ pub struct Renaming {
     pub is_first: bool,
 }
 
-/// Returns whether a container has ended although it is listed: its cgroup has no process or is gone. Where a runtime says that it runs, a
-/// cycle must have seen a process of it: it may have its processes elsewhere.
-fn is_left(container: &Container, usage: &ContainerUsage, run: Option<&Run>) -> bool {
-    let is_gone = container.cgroup.is_none() && usage.sample.is_none() && !container.runtime.is_empty();
-    let is_empty = usage.processes.is_empty() && (is_gone || usage.has_all_processes);
-    is_empty && (container.runtime.is_empty() || run.is_some_and(|run| run.had_processes))
+/// Returns whether a container has ended although it is listed: no runtime knows it, and its cgroup has no process.
+fn is_left(container: &Container, usage: &ContainerUsage) -> bool {
+    container.runtime.is_empty() && usage.has_all_processes && usage.processes.is_empty()
 }
 
 impl ContainerTable {
@@ -324,10 +321,7 @@ impl ContainerTable {
         self.host_memory.extend(report.host_memory.map(|memory| (report.at.unix_seconds(), memory)));
         self.host_memory.drain(..self.host_memory.len().saturating_sub(MAX_HOST_MEMORY));
         let listed = std::iter::zip(&report.inventory.containers, &report.containers);
-        for (container, usage) in listed {
-            if is_left(container, usage, self.run_listed(container)) {
-                continue;
-            }
+        for (container, usage) in listed.filter(|(container, usage)| !is_left(container, usage)) {
             self.apply_listed(report.at, container);
             self.apply_clock(now, &container.id);
             self.entry(&container.id).missing_since = None;
@@ -343,12 +337,6 @@ impl ContainerTable {
         }
         transitions.extend(self.end_vanished(now, report));
         transitions
-    }
-
-    /// Returns the known run that a container is listed with; `None` if it is another one.
-    fn run_listed(&self, container: &Container) -> Option<&Run> {
-        let state = self.states.get(&container.id).filter(|_| !self.is_another_run(container))?;
-        state.run.as_ref()
     }
 
     /// Takes the name, the cgroup and the settings of a container from the inventory.
@@ -439,6 +427,11 @@ impl ContainerTable {
             return;
         }
         run.record_usage(now, at, usage);
+        let has_lost_cgroup =
+            container.cgroup.is_none() && usage.sample.is_none() && usage.processes.is_empty();
+        if run.had_processes && has_lost_cgroup {
+            run.record_processes(at, false);
+        }
         // a cycle that began before the run saw the one before it
         let is_of_run = |started: f64| {
             let same = |listed: f64| run.began_at(listed, previous_end);
@@ -459,11 +452,11 @@ impl ContainerTable {
 
     /// Ends runs that are not listed any more and whose exit was not reported.
     fn end_vanished(&mut self, now: Timestamp, report: &CycleReport) -> Vec<RunTransition> {
-        let (mut left, mut listed) = (HashSet::new(), HashSet::new());
-        for (container, usage) in std::iter::zip(&report.inventory.containers, &report.containers) {
-            let is_left = is_left(container, usage, self.run_listed(container));
-            (if is_left { &mut left } else { &mut listed }).insert(&container.id);
-        }
+        let listed = std::iter::zip(&report.inventory.containers, &report.containers);
+        let listed: HashSet<_> = listed
+            .filter(|(container, usage)| !is_left(container, usage))
+            .map(|(container, _)| &container.id)
+            .collect();
         let mut transitions = Vec::new();
         for (id, state) in &mut self.states {
             if !state.is_running() || state.hidden || listed.contains(id) {
@@ -478,8 +471,6 @@ impl ContainerTable {
                 run.record_processes(report.at, false);
             }
             let timeout = match self.connections.iter().find(|(runtime, _)| **runtime == *state.runtime) {
-                // it says that it runs: it may hang, or has missed the end
-                Some((_, true)) if left.contains(id) => RECONNECT_TIMEOUT,
                 Some((_, true)) => EXIT_EVENT_TIMEOUT,
                 Some((_, false)) => RECONNECT_TIMEOUT,
                 // its runtime is not known yet
@@ -494,7 +485,6 @@ impl ContainerTable {
             {
                 let missing = now.unix_seconds() - now.since(since).as_secs_f64();
                 (run.ended, run.is_exit_assumed) = (Some(run.host_restart.unwrap_or(missing)), true);
-                run.is_success_doubted |= left.contains(id);
                 transitions.extend(state.end_transition(id));
                 self.changed.push(id.clone());
             }

@@ -114,7 +114,7 @@ pub struct Run {
     #[serde(skip)]
     pub(super) empty_since: Option<f64>,
     /// A cycle saw a process of it.
-    #[serde(default)]
+    #[serde(skip)]
     pub(super) had_processes: bool,
 }
 

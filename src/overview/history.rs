@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Rows;
 use crate::catalog::FamilyId;
+use crate::clock::Timestamp;
 use crate::discover::{Container, ContainerId};
 use crate::snapshot::Snapshot;
 
@@ -22,8 +23,8 @@ const MAX_TRACKS: usize = 256;
 /// Time over which growth is measured, in so many parts, and the shortest run for which it is given.
 const GROWTH_WINDOW: f64 = 1800.0;
 const PARTS: usize = 6;
-/// A container that had processes has ended if it has had none for so many seconds: a runtime that works reports an end sooner.
-pub const END_NOTICED_AFTER: f64 = 10.0;
+/// A container that had processes has most likely ended if it has had none for so many seconds: a runtime that works reports an end sooner.
+pub const EMPTY_AFTER: f64 = 10.0;
 
 /// Least growth from the first part to the last: in bytes, and as a share of the limit.
 const MIN_GROWTH: f64 = (64 << 20) as f64;
@@ -163,6 +164,13 @@ struct Cpu {
     cores: Option<f64>,
 }
 
+/// The id of a container, and the bits of the time of its start.
+type RunKey = (ContainerId, Option<u64>);
+
+fn run_key(container: &Container) -> RunKey {
+    (container.id.clone(), container.started.map(f64::to_bits))
+}
+
 /// Keeps what later overviews need of each snapshot.
 #[derive(Debug)]
 pub struct Recorder {
@@ -176,8 +184,8 @@ pub struct Recorder {
     memory_waiting_ratio: Option<f64>,
     step: f64,
     tracks: HashMap<ContainerId, Track>,
-    /// Running containers that had processes, and the Unix time since which they have none.
-    empty_since: HashMap<ContainerId, Option<f64>>,
+    /// Running containers that had processes, by id and start, and since when they have none.
+    empty_since: HashMap<RunKey, Option<Timestamp>>,
 }
 
 impl Default for Recorder {
@@ -206,7 +214,7 @@ impl Recorder {
     pub fn add(&mut self, snapshot: &Snapshot) {
         let (rows, at) = (Rows(snapshot), snapshot.finished.unix_seconds());
         let running = &snapshot.containers[..snapshot.running];
-        self.record_processes(snapshot, running, at);
+        self.record_processes(snapshot, running);
         let since = at - self.recorded;
         if (0.0..self.min_interval * 0.9).contains(&since) {
             return;
@@ -239,22 +247,23 @@ impl Recorder {
     }
 
     /// Records which containers have processes.
-    fn record_processes(&mut self, snapshot: &Snapshot, running: &[Arc<Container>], at: f64) {
+    fn record_processes(&mut self, snapshot: &Snapshot, running: &[Arc<Container>]) {
         let before = std::mem::take(&mut self.empty_since);
         for (number, container) in running.iter().enumerate() {
-            let before = before.get(&container.id).copied();
+            let key = run_key(container);
+            let before = before.get(&key).copied();
             let has_any = match snapshot.processes_of(number) {
                 Some(processes) => Some(!processes.is_empty()),
                 None => container.cgroup.is_none().then_some(false),
             };
             let empty_since = match (has_any, before) {
                 (Some(true), _) => None,
-                (Some(false), Some(before)) => Some(before.unwrap_or(at)),
+                (Some(false), Some(before)) => Some(before.unwrap_or(snapshot.finished)),
                 // one that never had any may have them where its cgroup does not show them
                 (Some(false), None) | (None, None) => continue,
                 (None, Some(before)) => before,
             };
-            self.empty_since.insert(container.id.clone(), empty_since);
+            self.empty_since.insert(key, empty_since);
         }
     }
 
@@ -299,11 +308,12 @@ impl Recorder {
                 .zip(limits)
                 .map(|(container, limit)| self.growth(container, now, limit))
                 .collect(),
-            is_end_unreported: running
+            has_no_process: running
                 .iter()
                 .map(|container| {
-                    let empty_since = self.empty_since.get(&container.id).copied().flatten();
-                    empty_since.is_some_and(|since| now - since >= END_NOTICED_AFTER)
+                    let empty_since = self.empty_since.get(&run_key(container)).copied().flatten();
+                    empty_since
+                        .is_some_and(|since| snapshot.finished.since(since).as_secs_f64() >= EMPTY_AFTER)
                 })
                 .collect(),
             memory_waiting_ratio: self.memory_waiting_ratio,
@@ -327,8 +337,8 @@ pub struct Figures {
     pub cpu_cores: Vec<Option<f64>>,
     /// Growth of the memory in bytes per second.
     pub growth: Vec<Option<f64>>,
-    /// It had processes and has had none for [`END_NOTICED_AFTER`].
-    pub is_end_unreported: Vec<bool>,
+    /// It had processes and has had none for [`EMPTY_AFTER`].
+    pub has_no_process: Vec<bool>,
     /// Share of time in which a task of the host waited for memory.
     pub memory_waiting_ratio: Option<f64>,
     /// The last hour of the one container that was asked for.

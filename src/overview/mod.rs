@@ -26,7 +26,7 @@ pub struct Overview {
     pub gpus: Vec<GpuOverview>,
     /// Running containers, the one that is nearest to its limit first.
     pub containers: Vec<ContainerUse>,
-    /// Runtimes that do not respond, and did before.
+    /// Runtimes that have a socket that does not respond.
     #[serde(default)]
     pub runtimes_unreachable: Vec<String>,
 }
@@ -110,10 +110,10 @@ pub enum ListedState {
     /// Its runtime says so, or without one its cgroup.
     #[default]
     Running,
-    /// It has processes, and its runtime does not respond: its name and settings are those of the last response.
+    /// Its runtime does not respond, at one of its sockets: its name and settings may be those of the last response.
     RuntimeUnreachable,
-    /// It had processes and has had none for [`history::END_NOTICED_AFTER`], and its runtime has not reported the end.
-    EndUnreported,
+    /// Its cgroup had processes and has had none for [`history::EMPTY_AFTER`], or is gone, and its runtime has not reported an end.
+    NoProcess,
 }
 
 impl ListedState {
@@ -122,7 +122,7 @@ impl ListedState {
         match self {
             Self::Running => None,
             Self::RuntimeUnreachable => Some("unreachable"),
-            Self::EndUnreported => Some("ended"),
+            Self::NoProcess => Some("no process"),
         }
     }
 }
@@ -336,10 +336,10 @@ impl Rows<'_> {
         }
     }
 
-    /// Returns the runtimes that do not respond, and did before.
+    /// Returns the runtimes that have a socket that does not respond.
     fn runtimes_unreachable(&self) -> Vec<String> {
-        let away = self.0.family(FamilyId::RUNTIME_UP).iter().filter(|row| row.value == 0.0);
-        away.filter_map(|row| self.first_label(row)).map(str::to_owned).collect()
+        let down = self.0.family(FamilyId::RUNTIME_UP).iter().filter(|row| row.value == 0.0);
+        down.filter_map(|row| self.first_label(row)).map(str::to_owned).collect()
     }
 
     /// Returns the value of a family for each GPU.
@@ -413,8 +413,8 @@ fn containers(rows: &Rows<'_>, figures: &Figures) -> Vec<ContainerUse> {
                 name: container.identity.path(),
                 id: container.id.to_string(),
                 runtime: container.runtime.to_owned(),
-                state: match figures.is_end_unreported[number] {
-                    true => ListedState::EndUnreported,
+                state: match figures.has_no_process[number] {
+                    true => ListedState::NoProcess,
                     false => ListedState::Running,
                 },
                 started: container.started,
@@ -592,15 +592,11 @@ mod tests {
             let state = |name: &str| overview.containers.iter().find(|it| it.name == name).map(|it| it.state);
             [state("a"), state("b")].map(Option::unwrap)
         };
-        use ListedState::{EndUnreported, RuntimeUnreachable};
+        use ListedState::{NoProcess, RuntimeUnreachable};
         assert_eq!(at(0, &[0]), [RuntimeUnreachable; 2]);
         assert_eq!(at(5, &[]), [RuntimeUnreachable; 2]);
         assert_eq!(at(10, &[]), [RuntimeUnreachable; 2], "for 5 s");
-        assert_eq!(
-            at(15, &[]),
-            [EndUnreported, RuntimeUnreachable],
-            "the other one never had a process here"
-        );
+        assert_eq!(at(15, &[]), [NoProcess, RuntimeUnreachable], "the other one never had a process here");
         assert_eq!(at(20, &[0]), [RuntimeUnreachable; 2], "it has been started again");
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::history::END_NOTICED_AFTER;
+use super::history::EMPTY_AFTER;
 use super::{ContainerUse, GpuOverview, HostUse, ListedState, Overview, ProcessUse, ROLES};
 use crate::series::human_bytes;
 
@@ -220,10 +220,10 @@ fn describe_states(overview: &Overview, text: &mut String) {
             "\n{runtime} does not respond (where it has several sockets, at one of them): names and settings of its containers are those of its last response."
         );
     }
-    if overview.containers.iter().any(|container| container.state == ListedState::EndUnreported) {
+    if overview.containers.iter().any(|container| container.state == ListedState::NoProcess) {
         let _ = writeln!(
             text,
-            "\nended: no process for {END_NOTICED_AFTER} s or more, and its runtime has not reported the end (memledger why NAME)."
+            "\nno process: its cgroup has none for {EMPTY_AFTER} s or more, or is gone, and its runtime reports no end (memledger why NAME)."
         );
     }
 }

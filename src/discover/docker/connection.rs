@@ -13,7 +13,6 @@ use futures_util::{FutureExt, Stream, StreamExt};
 use tracing::Instrument;
 
 use super::events::{DockerEvent, EVENT_TYPES};
-use super::lenient::is_stopped_by_request;
 use super::reconcile::{DockerReconciler, ListKind};
 use super::{Allowance, inspect, is_too_large, is_unparsable, runtime_call, with_timeout};
 use crate::clock::Timestamp;
@@ -24,8 +23,6 @@ use crate::host::bounds::CONTAINER_ID;
 
 /// Time for the events since the last connection. The stream repeats what did not arrive.
 const MISSED_EVENTS_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for the question whether an end of Podman was requested.
-const STOPPED_TIMEOUT: Duration = Duration::from_secs(1);
 /// Events within this time call for one list.
 const EVENT_DEBOUNCE: Duration = Duration::from_millis(50);
 /// Maximum number of events that are applied together with a list.
@@ -40,8 +37,6 @@ pub struct DockerConnection<'a> {
     allowance: Arc<Allowance>,
     /// `None` before the first list.
     events: Option<DockerEventStream>,
-    /// The end of a container of Podman that is applied once it is known whether that was requested.
-    held: Option<EventMessage>,
     /// The stream failed while a list was applied.
     error: Option<Error>,
     /// When the newest full list was requested.
@@ -51,7 +46,7 @@ pub struct DockerConnection<'a> {
 impl<'a> DockerConnection<'a> {
     pub fn new(reconciler: DockerReconciler<'a>, docker: Docker, allowance: Arc<Allowance>) -> Self {
         let full_list_at = Timestamp::now();
-        Self { reconciler, docker, allowance, events: None, held: None, error: None, full_list_at }
+        Self { reconciler, docker, allowance, events: None, error: None, full_list_at }
     }
 
     /// Subscribes to the events from the last known one on, and from the second before the list. `until`: only to this Unix time.
@@ -89,13 +84,9 @@ impl<'a> DockerConnection<'a> {
     fn apply_ready_events(&mut self) -> HashSet<ContainerId> {
         let mut ended = HashSet::new();
         for _ in 0..MAX_READY_EVENTS {
-            if self.held.is_some() {
-                break;
-            }
             let Some(message) = self.events.as_mut().and_then(|events| events.next().now_or_never()) else {
                 break;
             };
-            let Some(message) = self.hold_end_of_podman(message) else { break };
             match self.apply_message(message) {
                 Ok(container) => ended.extend(container),
                 Err(error) => {
@@ -105,34 +96,6 @@ impl<'a> DockerConnection<'a> {
             }
         }
         ended
-    }
-
-    /// Keeps the end of a container of Podman for [`Self::apply_held`]; returns what else it is given.
-    fn hold_end_of_podman(
-        &mut self,
-        message: Option<Result<EventMessage, Error>>,
-    ) -> Option<Option<Result<EventMessage, Error>>> {
-        let is_end = |message: &EventMessage| matches!(message.action.as_deref(), Some("die" | "died"));
-        match message {
-            Some(Ok(message)) if self.name() == "podman" && is_end(&message) => {
-                self.held = Some(message);
-                None
-            }
-            message => Some(message),
-        }
-    }
-
-    /// Applies the end that is held, after a request to stop, if Podman says that there was one.
-    async fn apply_held(&mut self, message: EventMessage) -> Result<(), Error> {
-        if let Some(event) = DockerEvent::read(message.clone(), Timestamp::now()) {
-            let socket = &self.reconciler.watcher.endpoint.socket;
-            let is_stopped = is_stopped_by_request(socket, event.id.as_str());
-            if tokio::time::timeout(STOPPED_TIMEOUT, is_stopped).await.unwrap_or(false) {
-                self.reconciler.publish_stop_before(&event);
-            }
-        }
-        self.held = None;
-        self.apply_message(Some(Ok(message))).map(drop)
     }
 
     fn apply_event(&mut self, message: EventMessage) -> Option<ContainerId> {
@@ -250,16 +213,8 @@ impl Runtime for DockerConnection<'_> {
         match (self.error.take(), &mut self.events) {
             (Some(error), _) => Err(error),
             (None, Some(events)) => {
-                if self.held.is_none() {
-                    let message = events.next().await;
-                    if let Some(message) = self.hold_end_of_podman(message) {
-                        return self.apply_message(message).map(drop);
-                    }
-                }
-                match self.held.clone() {
-                    Some(held) => self.apply_held(held).await, // held until it is applied: this may be dropped
-                    None => Ok(()),
-                }
+                let message = events.next().await;
+                self.apply_message(message).map(drop)
             }
             (None, None) => std::future::pending().await,
         }

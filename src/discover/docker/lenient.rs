@@ -40,12 +40,15 @@ pub async fn inspect(socket: &Path, id: &str) -> Result<ContainerInspectResponse
     Ok(read_inspect(serde_json::from_slice(&body)?)?)
 }
 
-/// Returns whether Podman says that a container was stopped or killed by a request; false where it does not say so (observed: 4.3). Its
-/// events do not: of `podman stop` there is one only if the container did not end by itself, and not always then (observed: 5.8).
-pub async fn is_stopped_by_request(socket: &Path, id: &str) -> bool {
-    let response = get(socket, &format!("/v4.0.0/libpod/containers/{id}/json"), MAX_INSPECT_BYTES).await;
-    let response: Option<Value> = response.ok().and_then(|body| serde_json::from_slice(&body).ok());
-    response.is_some_and(|response| response["State"]["StoppedByUser"] == true)
+/// Returns the Unix time of the last end of a container of Podman, if that was requested; `None` also where Podman does not report it
+/// (observed: 4.3). Its events do not: of `podman stop` there is one only if the container did not end by itself, and not always
+/// then (observed: 5.8).
+pub async fn requested_end(socket: &Path, id: &str) -> Option<f64> {
+    let target = format!("/v4.0.0/libpod/containers/{id}/json");
+    let body = get(socket, &target, MAX_INSPECT_BYTES).await.ok()?;
+    let state = &serde_json::from_slice::<Value>(&body).ok()?["State"];
+    let finished: jiff::Timestamp = state["FinishedAt"].as_str()?.parse().ok()?;
+    (state["StoppedByUser"] == true).then(|| finished.as_nanosecond() as f64 / 1e9)
 }
 
 fn read_list(entries: Vec<Value>) -> Vec<ContainerSummary> {

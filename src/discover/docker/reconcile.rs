@@ -9,13 +9,17 @@
 //! container that starts and ends between two lists is known to the ledger alone.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
 
 use bollard::errors::Error;
 use bollard::models::{ContainerInspectResponse, ContainerSummary};
+use tokio::sync::Semaphore;
 
 use super::connection::DockerConnection;
 use super::convert::{Inspected, is_recent, may_have_ended_within, may_run};
 use super::events::{Action, DockerEvent};
+use super::lenient::requested_end;
 use super::{DockerResumeState, Watcher, is_too_large};
 use crate::clock::Timestamp;
 use crate::discover::reconcile::Responses;
@@ -24,6 +28,9 @@ use crate::discover::{
     ConnectionState, ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent,
 };
 
+/// Time for a query of [`DockerReconciler::query_request`], and the maximum number at a time.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+const MAX_REQUEST_QUERIES: usize = 8;
 /// So many seconds before an end a request to stop is placed of which only that is known.
 const REQUEST_BEFORE_END: f64 = 0.001;
 /// An event may be later than what it reports.
@@ -54,6 +61,10 @@ pub struct DockerReconciler<'a> {
     pub(super) changed: HashSet<ContainerId>,
     /// When the runs that are in progress began, by their events: one may end before it is listed.
     began: HashMap<ContainerId, f64>,
+    /// Containers that were sent a signal since they began.
+    signalled: HashSet<ContainerId>,
+    /// Limits the queries of [`DockerReconciler::query_request`].
+    queries: Arc<Semaphore>,
     /// Unix time up to which the events of this socket are known; `None` if it is new to the ledger.
     absent_since: Option<f64>,
     /// Containers that ended by an event since then.
@@ -76,6 +87,8 @@ impl<'a> DockerReconciler<'a> {
             oversized,
             changed,
             began: HashMap::new(),
+            signalled: HashSet::new(),
+            queries: Arc::new(Semaphore::new(MAX_REQUEST_QUERIES)),
             absent_since,
             reported_ends,
             uninspected,
@@ -273,6 +286,7 @@ impl<'a> DockerReconciler<'a> {
             Action::Rename => drop(self.changed.insert(event.id)),
             Action::Start => {
                 self.began.insert(event.id.clone(), event.at);
+                self.signalled.remove(&event.id);
                 self.changed.insert(event.id);
             }
             Action::Die | Action::Remove => {
@@ -282,21 +296,41 @@ impl<'a> DockerReconciler<'a> {
                     Some(ContainerRecord { started: Some(began), ..event.record(runtime, filter)? })
                 });
                 self.watcher.source.end_run(&event.id, event.at, unlisted);
+                if event.action == Action::Die {
+                    self.query_request(&event);
+                }
+                self.signalled.remove(&event.id);
                 self.reported_ends.insert(event.id.clone());
                 return Some(event.id);
             }
-            Action::Create | Action::Oom | Action::Kill | Action::Stop => {}
+            Action::Kill => drop(self.signalled.insert(event.id)),
+            Action::Create | Action::Oom | Action::Stop => {}
         }
         None
     }
 
-    /// Publishes a request to stop just before this end.
-    pub fn publish_stop_before(&mut self, end: &DockerEvent) {
+    /// Queries Podman whether this end was requested, and publishes the request: of most stops it has no event. A signal that was sent
+    /// before counts as a request there, so that it proves nothing then.
+    fn query_request(&self, end: &DockerEvent) {
         let (runtime, filter) = (self.watcher.endpoint.runtime, self.watcher.filter);
+        if runtime != "podman" || self.signalled.contains(&end.id) {
+            return;
+        }
+        let Ok(permit) = Arc::clone(&self.queries).try_acquire_owned() else { return };
         let what = EventKind::SignalRequested { signal: None };
-        let request =
-            end.record(runtime, filter).map(|record| record.event(end.at - REQUEST_BEFORE_END, what));
-        request.into_iter().for_each(|request| self.publish(request));
+        let Some(record) = end.record(runtime, filter) else { return };
+        let socket_name = self.watcher.endpoint.socket.to_string_lossy().into();
+        let request = RuntimeEvent { socket: socket_name, ..record.event(end.at - REQUEST_BEFORE_END, what) };
+        let (socket, source) = (self.watcher.endpoint.socket.clone(), Arc::clone(self.watcher.source));
+        let at = end.at;
+        tokio::spawn(async move {
+            let finished = requested_end(&socket, request.id.as_str());
+            let finished = tokio::time::timeout(REQUEST_TIMEOUT, finished).await.ok().flatten();
+            if finished.is_some_and(|finished| (finished - at).abs() < EVENT_DELAY_SECONDS) {
+                source.publish([request]);
+            }
+            drop(permit);
+        });
     }
 
     /// Ends a lost container whose inspect is too large: its end is only known from the list.
@@ -328,7 +362,7 @@ impl<'a> DockerReconciler<'a> {
     ) {
         let at = finished.unwrap_or_else(|| Timestamp::now().unix_seconds());
         self.resume.healed.insert(id.clone(), at);
-        let (runtime, socket) = (self.watcher.endpoint.runtime, std::sync::Arc::default());
+        let (runtime, socket) = (self.watcher.endpoint.runtime, Arc::default());
         self.publish(RuntimeEvent { runtime, socket, id, at, named, what });
     }
 }

@@ -83,8 +83,8 @@ pub struct KnownPast {
 pub struct CurrentUsage {
     /// All charged memory, page cache included.
     pub usage_bytes: u64,
-    /// A process is in its cgroup, or in one below.
-    pub has_processes: bool,
+    /// A process is in its cgroup, or in one below; `None` if that cannot be read.
+    pub has_processes: Option<bool>,
     /// Limit of its cgroup; `None` if it has none.
     pub limit_bytes: Option<u64>,
     /// Share of the last 10 s in which all its tasks waited for memory, in percent (cgroup v2).
@@ -137,7 +137,8 @@ pub fn read(
         events.extend(its);
         containers.extend(existing);
     }
-    if config.host_paths.in_initial_pid_namespace() {
+    // where processes of others are hidden, none of them exists
+    if config.host_paths.in_initial_pid_namespace() && config.host_paths.process(1).exists() {
         let is_gone = |pid: u32| !config.host_paths.process(pid).exists();
         for container in &mut containers {
             container.has_lost_process = container.first_process.is_some_and(is_gone);
@@ -352,11 +353,18 @@ pub fn current_usage(
     };
     let read = |name: &'static str| dir.file(name).ok()?.read_once(&mut Vec::new()).ok().map(<[u8]>::to_vec);
     let has_process = |path: &PathBuf| {
-        let list = std::fs::read(hierarchy.root.join(path).join("cgroup.procs"));
-        list.is_ok_and(|list| !list.trim_ascii().is_empty())
+        let list = std::fs::read(hierarchy.root.join(path).join("cgroup.procs")).ok()?;
+        Some(!list.trim_ascii().is_empty())
+    };
+    let has_processes = || {
+        let lists = std::iter::once(&found.path).chain(&found.below).map(has_process);
+        let lists: Option<Vec<bool>> = lists.collect();
+        // of another pid namespace, cgroup v1 lists no process
+        let is_readable = config.host_paths.in_initial_pid_namespace() && !found.is_truncated;
+        lists.filter(|_| is_readable).map(|lists| lists.contains(&true))
     };
     Some(CurrentUsage {
-        has_processes: std::iter::once(&found.path).chain(&found.below).any(has_process),
+        has_processes: has_processes(),
         usage_bytes: crate::parse::number(read(usage)?.trim_ascii())?,
         limit_bytes: crate::parse::cgroup::limit(&read(limit)?).flatten(),
         stalled_percent: read("memory.pressure")

@@ -24,6 +24,8 @@ use crate::runs::{RunFigures, RunRecord};
 
 /// A container whose first process exits with SIGKILL's status within this many seconds after a victim was gone was ended by that kill.
 pub const EXIT_WINDOW: f64 = 5.0;
+/// How long to wait for what Podman replies about a request, which its events lack.
+const REQUEST_REPLY_TIMEOUT: Duration = Duration::from_millis(1_200);
 /// How soon after a kill its container ends, where nothing delays it, in seconds.
 const KILL_TO_EXIT: f64 = 0.25;
 /// How long to wait for such an exit.
@@ -120,7 +122,8 @@ fn runtime_evidence(subject: &ContainerRef, run: &Run, at: f64) -> Vec<Evidence>
     match run.exit_code {
         Some(code) => add(format!("exit code {code}")),
         None if run.is_success_doubted => {
-            add("exit code unknown: the runtime missed the end, and reports 0 of such a one".to_owned());
+            add("exit code unknown: 0, reported long after its last process was gone, is not trusted"
+                .to_owned());
         }
         None => add("exit code unknown".to_owned()),
     }
@@ -396,6 +399,11 @@ impl Reconciler {
         let counted = run.filter(|_| exit.subject.is_run()).and_then(|run| run.oom_flag);
         let is_complete = counted == Some(false) || counted == Some(true) && !self.log_up;
         let is_early = now.since(pending.noticed) < EVIDENCE_TIMEOUT && !is_complete;
+        let may_be_requested =
+            &*exit.subject.runtime == "podman" && now.since(pending.noticed) < REQUEST_REPLY_TIMEOUT;
+        if may_be_requested && request != StopRequest::Explains {
+            return None;
+        }
         if exit.exit_code.is_some_and(|code| code != SIGKILL_STATUS) {
             let may_have_lost_more = self.may_have_lost_more(pending, run, now);
             return self.decide_error(pending, run, request, (is_early, may_have_lost_more));
