@@ -186,7 +186,7 @@ fn help_of_a_command_fits_a_screen_and_completions_are_small() {
     ] {
         let output = with_environment(&[command, "--help"], &[("COLUMNS", "100")]);
         let text = String::from_utf8(output.stdout).unwrap();
-        assert!(text.lines().count() <= lines && text.contains("[env: MEMLEDGER_STATE_PATH]"), "{text}");
+        assert!(text.lines().count() <= lines && text.contains("[env: MEMLEDGER_CONFIG_FILE]"), "{text}");
         assert!(text.contains("Example: "), "{text}");
         if command == "serve" {
             continue;

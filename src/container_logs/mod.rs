@@ -55,11 +55,10 @@ pub struct ContainerLogs {
 impl ContainerLogs {
     /// Takes the containers of a cycle, and those that ended since the one before.
     pub fn update(&self, inventory: &Arc<Inventory>, ended: &[Arc<Container>]) {
-        let is_listed = {
+        let is_listed = |wanted: &Container| {
             let before = self.inventory.borrow();
-            let ids: HashSet<ContainerId> =
-                before.ids().into_iter().chain(inventory.ids()).cloned().collect();
-            move |container: &Arc<Container>| ids.contains(&container.id)
+            let mut all = before.containers.iter().chain(&inventory.containers);
+            all.any(|container| container.id == wanted.id)
         };
         for container in ended.iter().filter(|it| it.reads_log && !is_listed(it)) {
             self.set_reading(&container.id, true);

@@ -48,7 +48,7 @@ pub struct ExistingContainer {
     pub named: ContainerDetails,
     /// Its runtime says that it runs.
     pub is_running: bool,
-    /// Pid of its first process, if its runtime says that it runs, and names it.
+    /// Pid of its first process, if it is an engine's, which says that it runs.
     pub first_process: Option<u32>,
     /// Its runtime says that it runs, and its first process does not exist.
     pub has_lost_process: bool,

@@ -165,9 +165,9 @@ struct Cpu {
 }
 
 /// The id of a container, and the bits of the time of its start.
-type RunKey = (ContainerId, Option<u64>);
+type ListedRunKey = (ContainerId, Option<u64>);
 
-fn run_key(container: &Container) -> RunKey {
+fn listed_run_key(container: &Container) -> ListedRunKey {
     (container.id.clone(), container.started.map(f64::to_bits))
 }
 
@@ -185,7 +185,7 @@ pub struct Recorder {
     step: f64,
     tracks: HashMap<ContainerId, Track>,
     /// Running containers that had processes, by id and start, and since when they have none.
-    empty_since: HashMap<RunKey, Option<Timestamp>>,
+    empty_since: HashMap<ListedRunKey, Option<Timestamp>>,
 }
 
 impl Default for Recorder {
@@ -250,7 +250,7 @@ impl Recorder {
     fn record_processes(&mut self, snapshot: &Snapshot, running: &[Arc<Container>]) {
         let before = std::mem::take(&mut self.empty_since);
         for (number, container) in running.iter().enumerate() {
-            let key = run_key(container);
+            let key = listed_run_key(container);
             let before = before.get(&key).copied();
             let has_any = match snapshot.processes_of(number) {
                 Some(processes) => Some(!processes.is_empty()),
@@ -311,7 +311,7 @@ impl Recorder {
             has_no_process: running
                 .iter()
                 .map(|container| {
-                    let empty_since = self.empty_since.get(&run_key(container)).copied().flatten();
+                    let empty_since = self.empty_since.get(&listed_run_key(container)).copied().flatten();
                     empty_since
                         .is_some_and(|since| snapshot.finished.since(since).as_secs_f64() >= EMPTY_AFTER)
                 })

@@ -105,7 +105,7 @@ fn read_status(
         runtime: RUNTIME,
         named: record.details(),
         is_running,
-        first_process: started.pid.filter(|_| is_running),
+        first_process: None,
         has_lost_process: false,
         started: record.started,
         ended: status.and_then(|status| unix_seconds(status.finished_at)),
