@@ -5,6 +5,8 @@ SETUP := tests/setup/setup.sh
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 IMAGE_NAME := ghcr.io/memledger/memledger:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+# where `make install` puts the program, below bin
+PREFIX ?= /usr/local
 # empty for root, and where there is no sudo: memledger then says what it cannot read
 SUDO := $(if $(filter 0,$(shell id -u)),,$(shell command -v sudo))
 
@@ -14,6 +16,11 @@ help: ## show this list
 run: cargo ## build memledger and serve this host's metrics, as root where it can (ARGS="..." for flags)
 	$(CARGO) build --release --locked
 	$(SUDO) $(TARGET)/release/memledger serve $(ARGS)
+
+install: cargo ## build memledger and install it as /usr/local/bin/memledger, with sudo where needed (PREFIX=... for elsewhere)
+	$(CARGO) build --release --locked
+	@mkdir -p "$(PREFIX)/bin" 2>/dev/null; sudo=; [ -w "$(PREFIX)/bin" ] || sudo="$(SUDO)"; \
+	$$sudo install -D -m 755 "$(TARGET)/release/memledger" "$(PREFIX)/bin/memledger" && "$(PREFIX)/bin/memledger" --version
 
 doctor: cargo ## show what memledger can read on this host
 	$(CARGO) build --release --locked
@@ -43,7 +50,7 @@ soak: cargo ## counts too high for make test and test-all: 10,000 simulated worl
 	NEXTEST_PROFILE=soak MEMLEDGER_TEST_KILLS=2000 tests/run.sh gate --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill) + test(=oom::bursts::docker_restart_during_burst_loses_no_kill)'
 	NEXTEST_PROFILE=soak MEMLEDGER_TEST_RESTARTS=10000 tests/run.sh gate -E 'test(/many_restarts_leak_nothing/)'
 
-test-fresh: cargo ## README's two commands on a fresh Debian 12, in a folder of this machine (ARGS="--help")
+test-fresh: cargo ## README's commands on a fresh Debian 12, in a folder of this machine (ARGS="--help")
 	@tests/fresh/fresh.sh $(ARGS)
 
 test-servers: cargo ## the rules, dashboards and OTLP at Prometheus 3, VictoriaMetrics and a collector (built once, 6 to 20 min; then 5.5 min)
@@ -70,8 +77,9 @@ golden: ## write the generated documents and the golden files anew; read the dif
 size: ## lines of code by module, without tests, comments and blank lines, and the longest functions
 	@python3 -B tests/size.py $(ARGS)
 
-pictures: ## draw the dashboards with data of the demo and of a simulated history, into docs/pictures
+pictures: ## draw the dashboards with data of the demo and of a simulated history, and README's terminal, into docs/pictures
 	@tests/pictures/pictures.sh
+	@python3 -B tests/pictures/terminal.py $(TARGET)/release/memledger
 
 manifests: ## write deploy/kubernetes, and the chart's tables, schema, rules and dashboards, anew
 	@set -a && . "$$($(SETUP) cache)/env" && "$$MEMLEDGER_TEST_PYTHON" -B tests/helm/generate.py
@@ -121,4 +129,4 @@ test-packages: dist ## install wheel, deb, tarball, image and Compose files for 
 cargo:
 	@bash -c '. tests/setup/lib.sh; need_cargo'
 
-.PHONY: wheel image test-all test-packages test-servers test-engines soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench bench-fleet
+.PHONY: install wheel image test-all test-packages test-servers test-engines soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench bench-fleet

@@ -132,7 +132,7 @@ fn image_runs_with_the_options_of_compose_and_is_healthy() {
     assert_api_can_be_allowed_as_documented(&of_image, &flags);
 }
 
-/// Runs the commands that README and docs/serving.md name for a container without settings.
+/// Runs the commands that docs/serving.md names for a container without settings.
 fn assert_access_as_documented(exec: &impl Fn(&[&str]) -> Result<String, String>, pid: &str) {
     assert!(exec(&["events", "--since=24h"]).is_ok());
     assert!(exec(&["why", "nobody"]).is_err(), "exit status 1: nothing is known");

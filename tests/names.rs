@@ -1,5 +1,5 @@
 //! One word, one meaning: a type's name is clear without its module, so no two modules define the same one. And nothing has the name of
-//! another project: PyPI's `memledger`.
+//! another project: PyPI's `memledger`. README stays short.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -137,4 +137,14 @@ fn uses_of_the_other_project_are_found() {
     {
         assert!(uses_of_other_project(&line.replace("NAME", OTHER_PROJECT)).is_empty(), "{line}");
     }
+}
+
+#[test]
+fn readme_is_short_and_begins_with_the_installation() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let text = std::fs::read_to_string(path).expect("a readable file");
+    let words = text.split_whitespace().count();
+    assert!(words <= 900, "README.md has {words} words: what it does not need belongs into docs");
+    let begin: Vec<_> = text.lines().take(25).collect();
+    assert!(begin.iter().any(|line| line.contains("make install")), "no line to install it: {begin:#?}");
 }

@@ -4,7 +4,8 @@
 # The root is made by mmdebstrap from the package sources of this machine. Into it go a clone of HEAD (what is not committed
 # does not), the Rust toolchain, and what makes the registries reachable from here: the configuration and the environment
 # of apt, cargo, pip and npm of the user who calls this, with the certificates that they name. Caches start empty. The
-# packages that README names are installed, then `make run` must serve, then `make test` must pass.
+# packages that README names are installed, then `make run` must serve, `make install` must put the program into
+# PATH, and `make test` must pass.
 #
 # Own: the mount namespace, the root, /tmp, /run, and the Docker engine, which leaves the docker0 of the machine's engine alone
 # (setup/engine.sh). Shared: the kernel with its log and its cgroups, /dev, the network and process ids. So nothing else may run
@@ -14,7 +15,7 @@
 # usage: fresh.sh [--user] [--folder FOLDER] [--skip-run] [--all] [--keep] [ARGUMENT...]
 #        --user      as a user with sudo, instead of as root
 #        --folder    where the root is made: about 12 GB (default: /var/tmp)
-#        --skip-run  without `make run`
+#        --skip-run  without `make run` and `make install`
 #        --all       then also `make test-all`, whose tests of the image need a machine without a docker0
 #        --keep      leaves the root in its folder, for a look; processes and cgroups are cleared away
 #        ARGUMENT    for `cargo nextest run`, such as -E and a filter: those tests instead of those of `make test`

@@ -3,7 +3,7 @@
 #
 # usage: inside.sh HOME SKIP_RUN ALL [ARGUMENT...]
 #        HOME      /root, or the home of a user who is made with sudo
-#        SKIP_RUN  1: not `make run`
+#        SKIP_RUN  1: neither `make run` nor `make install`
 #        ALL       1: also `make test-all`
 set -euo pipefail
 home=$1 skip_run=$2 all=$3
@@ -22,7 +22,7 @@ stage() {
 
 # A command of README's as it stands there, without sudo for root: the first line that begins so.
 readme() {
-  sed -n '/^## Two commands/,/^## /p' README.md | grep -m1 "^sudo $1" | sed 's/ *#.*//; s/^sudo //; s/&& sudo /\&\& /' ||
+  sed -n '/^## Get it/,/^## /p' README.md | grep -m1 "^sudo $1" | sed 's/ *#.*//; s/^sudo //; s/&& sudo /\&\& /' ||
     { echo "README.md has no line 'sudo $1'" >&2; return 1; }
 }
 
@@ -88,6 +88,9 @@ export PATH=$home/.cargo/bin:$PATH
 if [[ $skip_run == 0 ]]; then
   make_run
   stage "make run"
+  as_caller make install
+  memledger --version
+  stage "make install"
 fi
 status=0
 if (($#)); then as_caller tests/run.sh gate "$@" || status=$?; else as_caller make test || status=$?; fi

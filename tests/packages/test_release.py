@@ -47,7 +47,7 @@ def test_versions_of_program_client_and_chart_are_one():
         for tag in re.findall(r"memledger/memledger:(\d[\w.]*)|newTag: (\S+?)}?$", path.read_text(), re.M):
             tags.setdefault("".join(tag), []).append(path.name)
     assert set(tags) == {version}, tags
-    assert {"README.md", "services.yml", "kustomization.yaml", "install.md", "kubernetes.md", "why.md"} <= set(tags[version]), tags
+    assert {"services.yml", "kustomization.yaml", "install.md", "kubernetes.md", "why.md"} <= set(tags[version]), tags
 
 
 def test_no_step_of_a_workflow_ignores_a_failed_command():

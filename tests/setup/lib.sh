@@ -33,7 +33,7 @@ has() { command -v "$1" >/dev/null 2>&1; }
 # Fails with what to do where there is no cargo.
 need_cargo() {
   if has "${CARGO:-cargo}"; then return; fi
-  echo "cargo is not on the PATH. Install Rust with rustup (README.md, \"Two commands\"), then: . ~/.cargo/env" >&2
+  echo "cargo is not on the PATH. Install Rust with rustup (README.md, \"Get it\"), then: . ~/.cargo/env" >&2
   if [[ -n ${SUDO_USER:-} ]]; then
     echo "sudo does not keep $SUDO_USER's PATH: run make without sudo, it calls sudo itself where it needs root" >&2
   fi
