@@ -127,7 +127,7 @@ impl LogStream {
     }
 }
 
-/// Returns what an engine says of a log driver whose logs cannot be read; `None` for another error. Podman (observed: 4.3, 5.8) returns
+/// Returns the message of an engine whose log driver keeps no readable log; `None` for another error. Podman (observed: 5.8) returns
 /// status 500 for the driver `none`.
 pub(super) fn unreadable_driver(error: &Error) -> Option<String> {
     match error {

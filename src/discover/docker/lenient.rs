@@ -41,7 +41,7 @@ pub async fn inspect(socket: &Path, id: &str) -> Result<ContainerInspectResponse
 }
 
 /// Returns the Unix time of the last end of a container of Podman, if that was requested; `None` also where Podman does not report it
-/// (observed: 4.3). Its events do not: of `podman stop` there is one only if the container did not end by itself, and not always
+/// (present in 5.8; not tried with 4.3). Its events do not: of `podman stop` there is one only if the container did not end by itself, and not always
 /// then (observed: 5.8).
 pub async fn requested_end(socket: &Path, id: &str) -> Option<f64> {
     let target = format!("/v4.0.0/libpod/containers/{id}/json");
