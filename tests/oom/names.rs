@@ -1,9 +1,9 @@
 //! Names: processes that forge kernel messages, long cgroup paths, recreated containers, and reused pids.
 
 use super::unrecorded::{NO_LEDGER, verb};
-use crate::support::cgroups::{TestCgroup, new_id, parent, remove_everywhere, root};
+use crate::support::cgroups::{TestCgroup, new_id, parent};
 use crate::support::oom::{
-    KILLS, Ledger, Scene, cgroup_of, oom_kills, wait_for_cgroups_in_the_log, write_kernel_log,
+    CgroupParent, KILLS, Ledger, Scene, cgroup_of, oom_kills, wait_for_cgroups_in_the_log, write_kernel_log,
 };
 use crate::support::python::Python;
 use crate::support::{eventually, in_v2_guest, reaches, run, skip};
@@ -129,10 +129,9 @@ fn case_18_cgroup_that_a_user_names_after_a_container_is_not_the_container() {
 fn container_below_the_cgroup_of_a_job_is_one_by_its_engines_word() {
     let Some(scene) = Scene::new("inside") else { return };
     let ledger = scene.start_memledger(&[]);
-    let parent = format!("{}/{}/slurm_vm/uid_0/job_1", parent(), &new_id()[..12]);
-    let flag = format!("--cgroup-parent=/{parent}");
-    let container = scene.run_known(&ledger, "it", &[&flag], &["seq=1:eat", "hold"]);
-    if !cgroup_of(container.pid()).starts_with(root().join(&parent)) {
+    let parent = CgroupParent::below("jobs", "slurm_vm/uid_0/job_1");
+    let container = scene.run_known(&ledger, "it", &[&parent.flag], &["seq=1:eat", "hold"]);
+    if !cgroup_of(container.pid()).starts_with(&parent.folder) {
         return skip("this engine takes slices alone as parents");
     }
     scene.wait_for_kills(1);
@@ -140,14 +139,6 @@ fn container_below_the_cgroup_of_a_job_is_one_by_its_engines_word() {
     let (_, screen) = verb(&scene, &["why", &container.name, NO_LEDGER]);
     let words = screen.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words.contains("OUT OF MEMORY"), "without a ledger: {screen}");
-    drop(container);
-    let levels = std::path::Path::new(&parent).ancestors().filter(|level| level.components().count() > 1);
-    for level in levels.collect::<Vec<_>>() {
-        eventually("its parent is removed", || match remove_everywhere(level) {
-            true => Ok(()),
-            false => Err(level.display().to_string()),
-        });
-    }
 }
 
 /// Starts a hog in a cgroup that allocates memory in [`run_until_killed`].

@@ -430,7 +430,8 @@ pub fn limit(cgroup: &Path, bytes: u64) {
 /// A parent for containers, a slice where systemd keeps the cgroups. Removed when dropped, which has to be after its containers
 /// have ended.
 pub struct CgroupParent {
-    relative: PathBuf,
+    /// The topmost cgroup that is its own.
+    top: String,
     /// Its folder in the memory hierarchy.
     pub folder: PathBuf,
     /// `--cgroup-parent=...`
@@ -446,12 +447,19 @@ impl CgroupParent {
             let relative = format!("{}/{name}", cgroups::parent());
             (format!("--cgroup-parent=/{relative}"), relative)
         };
-        Self { folder: cgroups::root().join(&relative), relative: relative.into(), flag }
+        Self { folder: cgroups::root().join(&relative), top: relative, flag }
+    }
+
+    /// One below others, by its path from a cgroup of its own; not under systemd.
+    pub fn below(what: &str, path: &str) -> Self {
+        let top = format!("{}/{}", cgroups::parent(), unique(what));
+        let relative = format!("{top}/{path}");
+        Self { folder: cgroups::root().join(&relative), flag: format!("--cgroup-parent=/{relative}"), top }
     }
 }
 
 impl Drop for CgroupParent {
     fn drop(&mut self) {
-        super::holds_in_time(|| cgroups::remove_everywhere(&self.relative));
+        cgroups::remove_tree_everywhere(&self.top);
     }
 }
