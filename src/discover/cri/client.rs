@@ -20,6 +20,9 @@ const MAX_RESPONSE_BYTES: usize = CRI_RESPONSE.max_bytes;
 const MAX_STATUS_BYTES: usize = CRI_STATUS.max_bytes;
 const MAX_EVENT_BYTES: usize = CRI_EVENT.max_bytes;
 
+/// Selects the ends of processes among containerd's events, of the containers that the kubelet has it start.
+const TASK_EXITS: &str = "namespace==k8s.io,topic==\"/tasks/exit\"";
+
 /// A failed call.
 #[derive(Debug, thiserror::Error)]
 pub enum CriError {
@@ -137,15 +140,30 @@ impl CriClient {
     /// Subscribes to events from now on.
     ///
     /// # Errors
-    /// Also where the runtime has no events: containerd before 1.7, CRI-O without `enable_pod_events`.
+    /// Also where the runtime has no events: CRI-O without `enable_pod_events`.
     pub async fn events(&self) -> Result<Streaming<ContainerEventResponse>, CriError> {
-        const METHOD: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
-        let mut grpc = self.ready(METHOD).await?.max_decoding_message_size(MAX_EVENT_BYTES);
-        let path = PathAndQuery::from_static(METHOD);
-        let stream = grpc.server_streaming(Request::new(GetEventsRequest {}), path, ProstCodec::default());
+        self.subscribe("/runtime.v1.RuntimeService/GetContainerEvents", GetEventsRequest {}).await
+    }
+
+    /// Subscribes to the ends of processes from now on, by containerd's own API on the same socket.
+    ///
+    /// # Errors
+    /// Also where the runtime is not containerd.
+    pub async fn task_exits(&self) -> Result<Streaming<ContainerdEvent>, CriError> {
+        let request = SubscribeRequest { filters: vec![TASK_EXITS.to_owned()] };
+        self.subscribe("/containerd.services.events.v1.Events/Subscribe", request).await
+    }
+
+    async fn subscribe<T, R>(&self, method: &'static str, request: T) -> Result<Streaming<R>, CriError>
+    where
+        T: Message + 'static,
+        R: Message + Default + 'static,
+    {
+        let mut grpc = self.ready(method).await?.max_decoding_message_size(MAX_EVENT_BYTES);
+        let path = PathAndQuery::from_static(method);
+        let stream = grpc.server_streaming(Request::new(request), path, ProstCodec::default());
         // a server may delay the head of its response until the first event
-        let stream =
-            stream.await.map_err(|status| CriError::Status("GetContainerEvents", Box::new(status)))?;
+        let stream = stream.await.map_err(|status| CriError::Status(short(method), Box::new(status)))?;
         Ok(stream.into_inner())
     }
 

@@ -171,6 +171,9 @@ pub struct ContainerStatusResponse {
 /// Standard data of one container.
 #[derive(Clone, PartialEq, Message)]
 pub struct ContainerStatus {
+    /// Full id.
+    #[prost(string, tag = "1")]
+    pub id: String,
     /// Its state.
     #[prost(enumeration = "ContainerState", tag = "3")]
     pub state: i32,
@@ -231,9 +234,65 @@ pub struct LinuxContainerResources {
 #[derive(Clone, PartialEq, Message)]
 pub struct GetEventsRequest {}
 
-/// An event of a container or a sandbox. Its fields are not read: each event triggers a list.
+/// An event of a container or a sandbox. Each triggers a list.
 #[derive(Clone, PartialEq, Message)]
-pub struct ContainerEventResponse {}
+pub struct ContainerEventResponse {
+    /// The containers of its pod, as they were then.
+    #[prost(message, repeated, tag = "5")]
+    pub containers_statuses: Vec<ContainerStatus>,
+}
+
+/// Subscribes to containerd's own events from now on (`containerd.services.events.v1`).
+#[derive(Clone, PartialEq, Message)]
+pub struct SubscribeRequest {
+    /// An event that matches one of them is sent.
+    #[prost(string, repeated, tag = "1")]
+    pub filters: Vec<String>,
+}
+
+/// An event of containerd.
+#[derive(Clone, PartialEq, Message)]
+pub struct ContainerdEvent {
+    /// What happened.
+    #[prost(message, optional, tag = "4")]
+    pub event: Option<PackedMessage>,
+}
+
+/// A message of any type (`google.protobuf.Any`); which one it is decides the filter of the subscription.
+#[derive(Clone, PartialEq, Message)]
+pub struct PackedMessage {
+    /// The message.
+    #[prost(bytes = "vec", tag = "2")]
+    pub value: Vec<u8>,
+}
+
+/// The end of a process that containerd started (`containerd.events.TaskExit`).
+#[derive(Clone, PartialEq, Message)]
+pub struct TaskExit {
+    /// The container, or a pod's sandbox.
+    #[prost(string, tag = "1")]
+    pub container_id: String,
+    /// The same for its first process; else the name of an exec, such as a probe's.
+    #[prost(string, tag = "2")]
+    pub id: String,
+    /// Its exit code.
+    #[prost(uint32, tag = "4")]
+    pub exit_status: u32,
+    /// When it ended.
+    #[prost(message, optional, tag = "5")]
+    pub exited_at: Option<ProtobufTimestamp>,
+}
+
+/// A time (`google.protobuf.Timestamp`).
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct ProtobufTimestamp {
+    /// Seconds since 1970.
+    #[prost(int64, tag = "1")]
+    pub seconds: i64,
+    /// And nanoseconds.
+    #[prost(int32, tag = "2")]
+    pub nanos: i32,
+}
 
 #[cfg(test)]
 mod tests {

@@ -4,8 +4,8 @@
 //!
 //! Containers are listed every second and compared with the list before ([`reconcile`]). The status of a container is queried
 //! when it is new and when it has ended. Where the runtime sends its events to every client, an event triggers a list, and
-//! otherwise containers are listed every ten seconds. Events alone are not sufficient: those sent while memledger is not
-//! connected are lost, whereas a list is complete.
+//! otherwise containers are listed every ten seconds; of containerd 1 these are its own events of ends, beside a list every second.
+//! Events alone are not sufficient: those sent while memledger is not connected are lost, whereas a list is complete.
 //!
 //! A container of a pod never runs twice: a restart is another container under the same identity, with another id and the next
 //! attempt number. CRI does not report stop requests, so the ledger records an exit by SIGTERM as `signal` and never as

@@ -6,17 +6,23 @@
 //!
 //! The list decides which containers exist and run, and needs no status responses. For a container whose status query gets no
 //! response ([`crate::discover::status_queries`]), only its start, its settings and its exit code are missing.
+//!
+//! The kubelet removes a container 0.2 s after its end if its pod is deleted or evicted. So an end that an event had is kept until a
+//! list shows it ([`ObservedEnd`]): with an exit code, although the container's status cannot be queried any more.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use tonic::Streaming;
+use futures_util::{Stream, StreamExt, TryStreamExt};
+use prost::Message;
+use tonic::Status;
 
 use super::client::{CriClient, CriError};
 use super::convert::{Sandbox, complete, record, reduce};
-use super::messages::{Container, ContainerEventResponse, ContainerState, ContainerStatusResponse};
+use super::messages::{
+    Container, ContainerEventResponse, ContainerState, ContainerStatusResponse, ContainerdEvent, TaskExit,
+};
 use super::{CriResumeState, EVENT_DEBOUNCE, LIST_INTERVAL, RUNTIME, unix_seconds};
 use crate::clock::Timestamp;
 use crate::config::{CriSettings, Filter};
@@ -70,16 +76,33 @@ impl ListedRun {
         &self,
         id: &ContainerId,
         now: Timestamp,
+        observed: Option<ObservedEnd>,
         source: &RuntimeState,
         runtime_events: &mut Vec<RuntimeEvent>,
     ) {
         let began = self.is_new.then_some(EventKind::Started);
         let ran = began.into_iter().chain([EventKind::Running { pid: None }]);
         runtime_events.extend(ran.map(|what| self.record.event(self.created, what)));
-        let at = self.ended.unwrap_or(now).unix_seconds().max(self.created);
-        runtime_events.push(self.record.event(at, EventKind::Ended { exit_code: None, oom_flag: None }));
+        let (at, what) = ended(observed, self.ended.unwrap_or(now).unix_seconds());
+        runtime_events.push(self.record.event(at.max(self.created), what));
         source.end_run(id, f64::INFINITY, (!self.ran).then(|| self.record.clone()));
     }
+}
+
+/// An end that an event had.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ObservedEnd {
+    exit_code: i64,
+    /// Unix time; `None` if the event has none.
+    at: Option<f64>,
+    /// The number of the list before it.
+    after_list: u32,
+}
+
+/// Returns an end and its time, of which an event may have had more than the lists.
+fn ended(observed: Option<ObservedEnd>, listed_at: f64) -> (f64, EventKind) {
+    let at = observed.and_then(|end| end.at).unwrap_or(listed_at);
+    (at, EventKind::Ended { exit_code: observed.map(|end| end.exit_code), oom_flag: None })
 }
 
 /// The state of one connection.
@@ -90,6 +113,8 @@ pub struct CriReconciler<'a> {
     resume: &'a mut CriResumeState,
     pods: HashMap<String, Sandbox>,
     lists: u32,
+    /// Ends since the list before the last one, and those of containers that still exist.
+    observed: HashMap<ContainerId, ObservedEnd>,
 }
 
 impl<'a> CriReconciler<'a> {
@@ -99,7 +124,15 @@ impl<'a> CriReconciler<'a> {
         source: &'a RuntimeState,
         resume: &'a mut CriResumeState,
     ) -> Self {
-        Self { settings, filter, source, resume, pods: HashMap::new(), lists: 0 }
+        Self { settings, filter, source, resume, pods: HashMap::new(), lists: 0, observed: HashMap::new() }
+    }
+
+    /// Keeps the ends that an event has.
+    fn observe(&mut self, event: CriEvent) {
+        for (id, exit_code, at) in event.ends {
+            let end = ObservedEnd { exit_code, at, after_list: self.lists };
+            self.observed.insert(ContainerId::new(&id), end);
+        }
     }
 
     /// Returns whether a container needs a status query, and whether a verbose one.
@@ -293,35 +326,31 @@ impl<'a> CriReconciler<'a> {
         let Some(ReportedState::Listed(listed)) = self.resume.reported.get_mut(id) else { return };
         let is_old = listed.ended.is_some_and(|ended| now.since(ended) >= UNANSWERED_TIMEOUT);
         if is_old && !listed.is_reported && (listed.ran || listed.is_new) {
-            listed.report(id, now, self.source, runtime_events);
+            listed.report(id, now, self.observed.get(id).copied(), self.source, runtime_events);
             listed.is_reported = true;
         }
     }
 
-    /// Reports the end of containers that are no longer listed. Their exit codes are lost.
+    /// Reports the end of containers that are no longer listed. Their exit codes are lost, unless an event had them.
     fn report_removed(
         &mut self,
         there: &HashSet<ContainerId>,
         now: Timestamp,
         runtime_events: &mut Vec<RuntimeEvent>,
     ) {
-        let at = now.unix_seconds();
-        let ended = EventKind::Ended { exit_code: None, oom_flag: None };
-        let source = self.source;
+        let (source, ends) = (self.source, &self.observed);
         self.resume.reported.retain(|id, reported| {
             let is_there = there.contains(id);
+            let observed = ends.get(id).copied();
             match reported {
                 _ if is_there => {}
-                ReportedState::Running => runtime_events.push(RuntimeEvent {
-                    runtime: RUNTIME,
-                    socket: std::sync::Arc::default(),
-                    id: id.clone(),
-                    at,
-                    named: None,
-                    what: ended.clone(),
-                }),
+                ReportedState::Running => {
+                    let (at, what) = ended(observed, now.unix_seconds());
+                    let (socket, id) = (std::sync::Arc::default(), id.clone());
+                    runtime_events.push(RuntimeEvent { runtime: RUNTIME, socket, id, at, named: None, what });
+                }
                 ReportedState::Listed(listed) if !listed.is_reported && (listed.ran || listed.is_new) => {
-                    listed.report(id, now, source, runtime_events);
+                    listed.report(id, now, observed, source, runtime_events);
                 }
                 ReportedState::Listed(_)
                 | ReportedState::Before
@@ -330,6 +359,9 @@ impl<'a> CriReconciler<'a> {
             }
             is_there
         });
+        // a list may be older than an event, and not have its container yet: the next one has
+        let lists = self.lists;
+        self.observed.retain(|id, end| there.contains(id) || end.after_list + 1 >= lists);
     }
 
     /// Removes containers that are not listed as running. A container never runs again, so this cannot end a later run.
@@ -343,8 +375,8 @@ impl<'a> CriReconciler<'a> {
     }
 }
 
-/// Returns whether this runtime sends each event to every client. containerd before 2 sends it to only one of them: a
-/// subscription there would take events away from the kubelet.
+/// Returns whether this runtime sends each event of CRI to every client. containerd before 2 sends it to only one of them: a
+/// subscription there would take events away from the kubelet. Its own events go to every client in each version.
 fn events_reach_all(name: &str, version: &str) -> bool {
     let major = version.trim_start_matches('v').split('.').next().and_then(|major| major.parse::<u32>().ok());
     name != "containerd" || major.is_some_and(|major| major >= 2)
@@ -355,13 +387,50 @@ fn has_ended(response: &ContainerStatusResponse) -> bool {
     response.status.as_ref().is_some_and(|status| status.state() == ContainerState::Exited)
 }
 
-/// The runtime's events, if they reach every client.
+/// What memledger reads of an event.
+#[derive(Debug, Default, PartialEq)]
+pub struct CriEvent {
+    /// Containers that have ended: id, exit code, Unix time.
+    ends: Vec<(String, i64, Option<f64>)>,
+    /// Containers may have changed.
+    needs_list: bool,
+}
+
+impl CriEvent {
+    /// Reads an event of CRI, which shows all containers of a pod.
+    fn of_pod(event: &ContainerEventResponse) -> Self {
+        let ended = event.containers_statuses.iter().filter(|it| it.state() == ContainerState::Exited);
+        let ends = ended.map(|it| (it.id.clone(), it.exit_code.into(), unix_seconds(it.finished_at)));
+        Self { ends: ends.collect(), needs_list: true }
+    }
+
+    /// Reads an event of containerd: the end of a container or of a sandbox, or of an exec in one, which says nothing.
+    fn of_containerd(event: &ContainerdEvent) -> Self {
+        let exit = event.event.as_ref().and_then(|packed| TaskExit::decode(&*packed.value).ok());
+        let Some(exit) = exit.filter(|exit| exit.id == exit.container_id) else { return Self::default() };
+        let at =
+            exit.exited_at.map(|at| at.seconds as f64 + f64::from(at.nanos) / 1e9).filter(|at| *at > 0.0);
+        Self { ends: vec![(exit.container_id, exit.exit_status.into(), at)], needs_list: true }
+    }
+}
+
+type CriEvents = Pin<Box<dyn Stream<Item = Result<CriEvent, Status>> + Send>>;
+
+/// Subscribes to the events that tell of the end of a container.
+async fn subscribe(client: CriClient, is_containerd_1: bool) -> Result<CriEvents, CriError> {
+    Ok(match is_containerd_1 {
+        true => Box::pin(client.task_exits().await?.map_ok(|event| CriEvent::of_containerd(&event))),
+        false => Box::pin(client.events().await?.map_ok(|event| CriEvent::of_pod(&event))),
+    })
+}
+
+/// The runtime's events, of those that reach every client.
 enum CriEventStream {
     /// Subscribed, without a response so far.
-    Subscribing(Pin<Box<dyn Future<Output = Result<Streaming<ContainerEventResponse>, CriError>> + Send>>),
+    Subscribing(Pin<Box<dyn Future<Output = Result<CriEvents, CriError>> + Send>>),
     /// Events arrive.
-    Stream(Box<Streaming<ContainerEventResponse>>),
-    /// There are none: containers are listed every second.
+    Stream(CriEvents),
+    /// There are none.
     Unavailable,
 }
 
@@ -370,6 +439,8 @@ pub struct CriConnection<'a> {
     reconciler: CriReconciler<'a>,
     client: CriClient,
     events: CriEventStream,
+    /// Events tell of starts too.
+    tell_of_starts: bool,
     /// There was an event since the last list.
     needs_list: bool,
 }
@@ -383,12 +454,9 @@ impl<'a> CriConnection<'a> {
         let version = client.version().await?;
         let (name, version) = (version.runtime_name.as_str(), version.runtime_version.as_str());
         tracing::debug!(runtime = RUNTIME, name, version, "version");
-        let subscriber = client.clone();
-        let events = match events_reach_all(name, version) {
-            true => CriEventStream::Subscribing(Box::pin(async move { subscriber.events().await })),
-            false => CriEventStream::Unavailable,
-        };
-        Ok(Self { reconciler, client: client.clone(), events, needs_list: false })
+        let tell_of_starts = events_reach_all(name, version);
+        let events = CriEventStream::Subscribing(Box::pin(subscribe(client.clone(), !tell_of_starts)));
+        Ok(Self { reconciler, client: client.clone(), events, tell_of_starts, needs_list: false })
     }
 }
 
@@ -447,24 +515,30 @@ impl Runtime for CriConnection<'_> {
     }
 
     async fn next_event(&mut self) -> Result<(), CriError> {
-        let has_ended = match &mut self.events {
+        let event = match &mut self.events {
             CriEventStream::Subscribing(response) => match response.await {
                 Ok(stream) => {
-                    self.events = CriEventStream::Stream(Box::new(stream));
+                    self.events = CriEventStream::Stream(stream);
                     return Ok(());
                 }
                 Err(error) => {
                     tracing::debug!(runtime = RUNTIME, %error, "events unavailable: listing containers every second");
-                    true
+                    None
                 }
             },
-            CriEventStream::Stream(stream) => !matches!(stream.next().await, Some(Ok(_))),
+            CriEventStream::Stream(stream) => stream.next().await.and_then(Result::ok),
             CriEventStream::Unavailable => std::future::pending().await,
         };
-        if has_ended {
-            self.events = CriEventStream::Unavailable; // the next list shows whether the runtime is gone
+        match event {
+            Some(event) => {
+                self.needs_list |= event.needs_list;
+                self.reconciler.observe(event);
+            }
+            None => {
+                self.events = CriEventStream::Unavailable; // the next list shows whether the runtime is gone
+                self.needs_list = true;
+            }
         }
-        self.needs_list = true;
         Ok(())
     }
 
@@ -473,7 +547,8 @@ impl Runtime for CriConnection<'_> {
     }
 
     fn list_interval(&self) -> Duration {
-        if matches!(self.events, CriEventStream::Stream(_)) { LIST_INTERVAL.1 } else { LIST_INTERVAL.0 }
+        let tells_of_all = matches!(self.events, CriEventStream::Stream(_)) && self.tell_of_starts;
+        if tells_of_all { LIST_INTERVAL.1 } else { LIST_INTERVAL.0 }
     }
 }
 

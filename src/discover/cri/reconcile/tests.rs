@@ -1,7 +1,7 @@
 //! Events that are reported for a sequence of lists and status responses.
 
 use super::*;
-use crate::discover::cri::messages::{ContainerMetadata, ContainerStatus};
+use crate::discover::cri::messages::{ContainerMetadata, ContainerStatus, PackedMessage, ProtobufTimestamp};
 use crate::discover::reconcile::RuntimeFollower;
 use std::sync::Arc;
 
@@ -12,17 +12,21 @@ fn container(id: &str, state: ContainerState) -> Container {
     Container { id: id.into(), metadata, state: state.into(), created_at: SECOND, ..Container::default() }
 }
 
-fn response(started: i64, finished: i64) -> CriStatus {
+fn response_status(started: i64, finished: i64) -> ContainerStatus {
     let state = if finished > 0 || started == 0 { Exited } else { Running };
-    let status = ContainerStatus {
+    ContainerStatus {
         state: state.into(),
         started_at: started * SECOND,
         finished_at: finished * SECOND,
         exit_code: 137,
         reason: if finished > 0 { "OOMKilled".into() } else { String::new() },
         ..ContainerStatus::default()
-    };
-    Ok(Some(ContainerStatusResponse { status: Some(status), info: HashMap::new() }))
+    }
+}
+
+fn response(started: i64, finished: i64) -> CriStatus {
+    let status = Some(response_status(started, finished));
+    Ok(Some(ContainerStatusResponse { status, info: HashMap::new() }))
 }
 
 /// Returns the events reported for these lists, with the status responses in them.
@@ -302,7 +306,7 @@ async fn status_that_takes_longer_than_the_first_timeout_arrives() {
     let (settings, filter, mut resume) = (CriSettings::default(), Filter::default(), resume(&[]));
     let reconciler = CriReconciler::new(&settings, &filter, &source, &mut resume);
     let (client, events) = (CriClient::unconnected(), CriEventStream::Unavailable);
-    let connection = CriConnection { reconciler, client, events, needs_list: false };
+    let connection = CriConnection { reconciler, client, events, tell_of_starts: true, needs_list: false };
     let follower = RuntimeFollower::start(SlowConnection(connection, Duration::from_secs(3)));
     let started = || source.lock().running.values().any(|record| record.started == Some(200.0));
     let follow = async { follower.await.unwrap().run().await };
@@ -316,4 +320,49 @@ async fn status_that_takes_longer_than_the_first_timeout_arrives() {
         error = follow => panic!("{error}"),
         arrived = arrived => assert!(arrived.is_ok(), "no response was used"),
     }
+}
+
+/// The kubelet removes a container right after its end if its pod is deleted.
+#[test]
+fn end_of_a_removed_container_is_that_of_its_event() {
+    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let (settings, filter) = (CriSettings::default(), Filter::default());
+    let mut resume = resume(&["a", "b"]);
+    let mut reconciler = CriReconciler::new(&settings, &filter, &source, &mut resume);
+    let lists = |reconciler: &mut CriReconciler<'_>, ids: &[&str]| {
+        let containers: Vec<_> = ids.iter().map(|id| container(id, Running)).collect();
+        let responses = ids.iter().map(|id| ((*id).to_owned(), response(200, 0))).collect();
+        reconciler.lists += 1;
+        reconciler.apply(&containers, &responses, Timestamp::now());
+        let ended = |event: RuntimeEvent| match event.what {
+            EventKind::Ended { exit_code, .. } => Some((event.id.as_str().to_owned(), exit_code, event.at)),
+            _ => None,
+        };
+        source.drain_events().into_iter().filter_map(ended).collect::<Vec<_>>()
+    };
+    // of an exec, and of a pod's sandbox
+    let exit = |id: &str, process: &str, code: u32| {
+        let exit = TaskExit {
+            container_id: id.to_owned(),
+            id: process.to_owned(),
+            exit_status: code,
+            exited_at: Some(ProtobufTimestamp { seconds: 300, nanos: 500_000_000 }),
+        };
+        let event = Some(PackedMessage { value: exit.encode_to_vec() });
+        CriEvent::of_containerd(&ContainerdEvent { event })
+    };
+    assert_eq!(lists(&mut reconciler, &["a", "b"]), []);
+    assert_eq!(exit("b", "probe", 1), CriEvent::default(), "a probe in a container");
+    for event in [exit("a", "a", 137), exit("sandbox", "sandbox", 0)] {
+        assert!(event.needs_list);
+        reconciler.observe(event);
+    }
+    assert_eq!(lists(&mut reconciler, &["a", "b"]), [], "a list that is older than the event");
+    assert_eq!(lists(&mut reconciler, &["a", "b"]), [], "containerd has not removed it for a while");
+    assert_eq!(lists(&mut reconciler, &["b"]), [("a".to_owned(), Some(137), 300.5)]);
+    assert_eq!(lists(&mut reconciler, &["b"]), []);
+    assert!(reconciler.observed.is_empty(), "no more than is needed: {:?}", reconciler.observed);
+    let status = ContainerStatus { id: "b".into(), exit_code: 6, ..response_status(200, 400) };
+    reconciler.observe(CriEvent::of_pod(&ContainerEventResponse { containers_statuses: vec![status] }));
+    assert_eq!(lists(&mut reconciler, &[]), [("b".to_owned(), Some(6), 400.0)]);
 }
