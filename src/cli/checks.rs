@@ -28,6 +28,7 @@ use crate::discover::cgroup_tree::CgroupTree;
 use crate::discover::{Hierarchy, Version, docker};
 use crate::gpu::DriverState;
 use crate::host::KernelFile;
+use crate::host::in_pod;
 use crate::text::error_chain;
 
 /// Timeout of drivers and daemons.
@@ -150,7 +151,7 @@ pub async fn run_checks(
     checks.extend([reporter::run_check(config), runs::run_check(config), open_files(), web(config)]);
     checks.push(settings_file(config));
     checks.extend(unknown_variables());
-    if pods::in_pod() {
+    if in_pod() {
         checks.iter_mut().for_each(pods::advise);
     }
     relevance::mark_unneeded(&mut checks, config);

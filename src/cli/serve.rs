@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -18,6 +20,7 @@ use tokio::task::JoinSet;
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::container_logs;
+use crate::discover::RuntimeState;
 use crate::gpu::DriverState;
 use crate::host::capabilities;
 use crate::host::panics::{essential, log_panics};
@@ -128,8 +131,8 @@ async fn run_on_runtime(config: Config, spans: Option<SpanQueue>) -> anyhow::Res
     let driver = config.collectors.contains("gpu").then(|| Arc::clone(&driver_state));
     let first = Arc::clone(&running.first_snapshot);
     tokio::spawn(print_startup_summary(config, addresses, first, driver, access_control));
-    let signal = stop_request(&mut stop_signals, &mut servers.tasks).await?;
-    tracing::info!(signal, "stopping");
+    let reason = stop_request(&mut stop_signals, &mut servers.tasks, &running.runtimes).await?;
+    tracing::info!(reason, "stopping");
     running.sampler.stop();
     driver_state.stop();
     servers.stop();
@@ -140,6 +143,7 @@ async fn run_on_runtime(config: Config, spans: Option<SpanQueue>) -> anyhow::Res
 
 /// What runs until the end.
 struct ServiceParts {
+    runtimes: Vec<Arc<RuntimeState>>,
     sampler: SamplerThread,
     ledger: ServiceHandle,
     exporter: Option<OtlpExporter>,
@@ -164,7 +168,7 @@ fn start(
     let reporter = start_reporter(config, Arc::clone(&shared_state.waker));
     let logs = container_logs::start(config, Arc::clone(&shared_state.waker));
     let ledger = ledger_service.start(runtimes.clone(), reporter.clone(), logs.clone())?;
-    let mut sampler = Sampler::new(config, runtimes, Arc::clone(&shared_state), &independent);
+    let mut sampler = Sampler::new(config, runtimes.clone(), Arc::clone(&shared_state), &independent);
     if let Some(reporter) = &reporter {
         sampler.show_reporter(Arc::clone(reporter), config.reporter.auto_cleanup);
     }
@@ -198,7 +202,7 @@ fn start(
     let cache = Arc::clone(snapshot_cache);
     let all = router(config, cache, event_reader, release, reporter, servers.access_control());
     servers.complete(all, bind_control_socket(config));
-    Ok(ServiceParts { sampler, ledger, exporter, reports, first_snapshot })
+    Ok(ServiceParts { runtimes, sampler, ledger, exporter, reports, first_snapshot })
 }
 
 /// Opens the ledger, which may wait for a disk, or for the previous process to end; `None` if a signal came first. If it takes
@@ -226,15 +230,19 @@ async fn open_ledger(
     }
 }
 
-/// Waits for a signal to stop, and returns its name.
+/// Waits for a reason to stop, and returns it: the name of a signal, or that the container has to be started again.
 ///
 /// # Errors
 /// A server ended, which runs as long as memledger.
 async fn stop_request(
     stop_signals: &mut StopSignals,
     servers: &mut JoinSet<()>,
+    runtimes: &[Arc<RuntimeState>],
 ) -> anyhow::Result<&'static str> {
+    let mut stale: FuturesUnordered<_> =
+        runtimes.iter().map(|runtime| runtime.stale_socket.notified()).collect();
     tokio::select! {
+        Some(()) = stale.next() => Ok("stale socket"),
         signal = stop_signals.next() => Ok(signal),
         // disabled without a listener: there is no server then
         Some(ended) = servers.join_next() => bail!("the HTTP server ended unexpectedly: {ended:?}"),

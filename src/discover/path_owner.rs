@@ -89,7 +89,7 @@ fn is_pod_uid(text: &str) -> bool {
 }
 
 /// `kubepods`, `kubepods-burstable.slice`, `kubelet-kubepods-pod1.slice`.
-fn is_of_kubelet(name: &str) -> bool {
+pub(super) fn is_of_kubelet(name: &str) -> bool {
     name.contains("kubepods")
 }
 

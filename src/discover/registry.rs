@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use super::cgroup_choice::CgroupChoice;
 use super::cgroup_tree::{CgroupTree, ContainerCgroup};
+use super::path_owner::is_of_kubelet;
 use super::{
     Cgroup, CgroupOwners, ConnectionState, Container, ContainerId, ContainerRecord, Identity, Inventory,
     RuntimeState, Version, run,
@@ -124,9 +125,22 @@ impl Registry {
         commands.retain(|(_, id)| has_no_cgroup(id));
         inventory.commands = commands;
         let inventory = Arc::new(inventory);
+        let newest_unnamed_pod = self.newest_unnamed_pod();
+        for source in &self.sources {
+            source.lock().newest_unnamed_pod = newest_unnamed_pod;
+        }
         let ended = ended_since(&before, &inventory, &short_lived, &self.filter);
         self.inventory = Arc::clone(&inventory);
         (InventoryUpdate { inventory, ended }, walked)
+    }
+
+    /// Returns when the newest container of a pod was first seen that nothing names.
+    fn newest_unnamed_pod(&self) -> Option<Timestamp> {
+        let is_in_pod = |candidate: &&ContainerCgroup| {
+            candidate.path.iter().any(|name| name.to_str().is_some_and(is_of_kubelet))
+        };
+        let candidates = self.tree.as_ref().map_or(&[][..], CgroupTree::candidates);
+        candidates.iter().filter(is_in_pod).filter_map(|it| self.nameless.get(&it.id).copied()).max()
     }
 
     fn merge(

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::Notify;
+
 use super::cri::pod_resources::Allocations;
 use super::{ContainerId, ContainerRecord, RuntimeEvent};
 use crate::clock::Timestamp;
@@ -39,6 +41,9 @@ pub struct RuntimeState {
     pub runtime: &'static str,
     /// Woken when there are new events.
     pub waker: Arc<Waker>,
+    /// Notified once the socket that is mounted here leads to no runtime any more: only a new start of memledger's container mounts
+    /// that of today.
+    pub stale_socket: Notify,
     state: Mutex<RuntimeData>,
 }
 
@@ -63,6 +68,8 @@ pub struct RuntimeData {
     pub ended_runs: HashSet<ContainerId>,
     /// The commands of runs.
     pub commands: HashMap<ContainerId, ProcessId>,
+    /// When the newest container of a pod was first seen that nothing names.
+    pub newest_unnamed_pod: Option<Timestamp>,
     /// GPUs that the kubelet allocated to containers of pods.
     pub allocations: Allocations,
     /// Containers that ended since the last cycle.
@@ -90,6 +97,7 @@ impl RuntimeState {
             sandboxes: HashSet::new(),
             ended_runs: HashSet::new(),
             commands: HashMap::new(),
+            newest_unnamed_pod: None,
             allocations: Allocations::default(),
             ended: vec![],
             events: VecDeque::new(),
@@ -97,7 +105,7 @@ impl RuntimeState {
             oversized_responses: 0,
             too_large: HashSet::new(),
         };
-        Arc::new(Self { runtime, waker, state: Mutex::new(state) })
+        Arc::new(Self { runtime, waker, stale_socket: Notify::new(), state: Mutex::new(state) })
     }
 
     /// Locks the state. Poisoning is ignored: a panic while it is locked leaves valid data.

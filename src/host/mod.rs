@@ -95,6 +95,14 @@ impl HostPaths {
     }
 }
 
+/// The directory where Kubernetes mounts the identity of a pod.
+const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// Returns true if this process runs in a pod, by its environment and files.
+pub fn in_pod() -> bool {
+    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() || std::path::Path::new(ACCOUNT).exists()
+}
+
 /// Raises the soft limit of open files to the hard limit, because the files of every container stay open.
 ///
 /// Returns the resulting limit. A failure is not an error: fewer files then stay open.

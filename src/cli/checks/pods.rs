@@ -9,13 +9,12 @@ use super::{Check, CheckState, RESPONSE_TIMEOUT, Verbosity};
 use crate::config::Config;
 use crate::discover::ConnectionState;
 use crate::discover::cri::{SocketSearch, find, pod_resources};
+use crate::host::in_pod;
 
 pub(super) const NAME: &str = "cri";
 const RESOURCES: &str = "pod resources";
 const LOST: &str = "containers of pods have only their short id: no namespace, pod and name, and their exits have neither exit \
                     code nor reason";
-/// The directory where Kubernetes mounts the identity of a pod.
-const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Fixes in a pod by the name of a check: a value of the chart `helm/memledger`.
 const CHART_FIXES: [(&str, &str); 14] = [
@@ -59,11 +58,6 @@ const SOCKET_FIXES: [(&str, &str, &str); 3] = [
 const DENIED: &str = "Permission denied";
 const SELINUX: &str =
     "in the values of the Helm chart: seLinuxOptions: {type: spc_t}, where the node enforces SELinux";
-
-/// Returns true if this process runs in a pod, by its environment and files.
-pub fn in_pod() -> bool {
-    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() || std::path::Path::new(ACCOUNT).exists()
-}
 
 /// Replaces the fix by a value of the chart, if there is one.
 pub fn advise(check: &mut Check) {

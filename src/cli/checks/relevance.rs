@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::{Check, CheckState, amdgpu, control_socket, gpu, pods, reporter, run_reports, runs};
 use crate::config::{Config, setting};
+use crate::host::in_pod;
 
 /// The engines beside the kubelet's runtime.
 const ENGINES: [&str; 2] = ["docker", "podman"];
@@ -29,7 +30,7 @@ pub fn mark_unneeded(checks: &mut [Check], config: &Config) {
     };
     let has_runtime = is_used(pods::NAME) || ENGINES.iter().any(|engine| is_used(engine));
     let serves = is_good(control_socket::NAME);
-    let has_kubelet = pods::in_pod() || Path::new("/var/lib/kubelet").exists();
+    let has_kubelet = in_pod() || Path::new("/var/lib/kubelet").exists();
     let host = Host { has_runtime, has_kubelet, serves };
     let unneeded: Vec<bool> = checks.iter().map(|check| !host.needs(check, config)).collect();
     for (check, is_unneeded) in checks.iter_mut().zip(unneeded) {
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn runtimes_beside_the_one_that_is_there_are_not_needed() {
-        if pods::in_pod() || Path::new("/var/lib/kubelet").exists() {
+        if in_pod() || Path::new("/var/lib/kubelet").exists() {
             return eprintln!("SKIPPED: this is a host of Kubernetes");
         }
         let all = ["cri", "docker", "podman"];

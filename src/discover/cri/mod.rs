@@ -11,6 +11,10 @@
 //! attempt number. CRI does not report stop requests, so the ledger records an exit by SIGTERM as `signal` and never as
 //! `stopped`.
 //!
+//! In a pod the socket is mounted as a file, and a runtime that is restarted makes another one. Only a new start of memledger's container
+//! mounts that, so memledger ends for one: once a new container shows that the runtime is back. While the runtime stays stopped,
+//! the kubelet could not start memledger again.
+//!
 //! A default socket is the kubelet's runtime if it has pods: Docker's own containerd listens on the same path, and may have no
 //! pods, or no CRI at all. Such a socket does not count as an unavailable runtime. A socket that was configured does.
 
@@ -36,6 +40,7 @@ use super::reconcile::RuntimeFollower;
 use super::{ConnectionState, ContainerId, RuntimeState};
 use crate::clock::Timestamp;
 use crate::config::{CriSettings, Filter};
+use crate::host::in_pod;
 
 /// Its name among the runtimes.
 pub const RUNTIME: &str = "cri";
@@ -45,6 +50,9 @@ const LIST_INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::f
 const EVENT_DEBOUNCE: Duration = Duration::from_millis(100);
 /// Delay before the next connection attempt; and before a default socket that is not a CRI runtime is tried again.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+
+/// A container that is first seen so long after the connection was lost was started by a runtime that is back.
+const BACK_AFTER: Duration = Duration::from_secs(10);
 
 /// State across connections; initialized from the ledger's state.
 #[derive(Debug)]
@@ -69,7 +77,7 @@ impl CriResumeState {
     }
 }
 
-/// Follows the kubelet's runtime for ever, and writes its containers and events to `source`.
+/// Follows the kubelet's runtime, and writes its containers and events to `source`. Ends only when memledger has to.
 pub async fn follow(
     settings: CriSettings,
     filter: Filter,
@@ -77,6 +85,7 @@ pub async fn follow(
     mut resume: CriResumeState,
 ) {
     let mut last_logged = String::new();
+    let mut lost_at: Option<Timestamp> = None;
     loop {
         let mut pause = RETRY_DELAY.0;
         match find(&settings).await {
@@ -91,6 +100,7 @@ pub async fn follow(
                         "connection lost, retrying; container names are kept"
                     );
                     last_logged.clear();
+                    lost_at = Some(Timestamp::now());
                 } else if last_logged != error {
                     tracing::warn!(runtime = RUNTIME, error, "listing containers failed, retrying");
                     last_logged = error;
@@ -119,6 +129,18 @@ pub async fn follow(
                     last_logged = why;
                 }
                 source.set_connection(connection);
+                let newest = source.lock().newest_unnamed_pod;
+                let is_back =
+                    newest.zip(lost_at).is_some_and(|(newest, lost)| newest.since(lost) >= BACK_AFTER);
+                if is_back && connection == ConnectionState::Down && in_pod() {
+                    tracing::warn!(
+                        runtime = RUNTIME,
+                        "the container runtime was restarted, and the socket that is mounted here is the one before: ending, for the kubelet \
+                         to start this container again with the new one"
+                    );
+                    source.stale_socket.notify_one();
+                    return;
+                }
             }
         }
         tokio::time::sleep(pause).await;
