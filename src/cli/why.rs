@@ -20,7 +20,7 @@ use crate::events::{Kill, KillOwner, LedgerEvent};
 use crate::explain::live::{HostHistory, current_usage, subject_of};
 use crate::explain::{
     self, Cause, Verdict, add_container, add_cuda_error, add_logged_error, has_other_name, kill_line,
-    never_started, not_found, not_started, query_verdict, verdict_without_events,
+    never_started, not_found, not_started, query_verdict, verdict_without_events, withdraw_reading_of_log,
 };
 use crate::export::verdict_text::{render, render_all, wrapped};
 use crate::ledger::store::{Query, RunQuery};
@@ -290,7 +290,10 @@ impl RequestedLog {
                     .push("Its log does not exist any more: a newer container has its name.".to_owned());
             }
             Ok(error) => add_logged_error(verdict, error.as_ref()),
-            Err(reason) => verdict.also.push(format!("Its log could not be read: {reason}.")),
+            Err(reason) => {
+                withdraw_reading_of_log(verdict);
+                verdict.also.push(format!("Its log could not be read: {reason}."));
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ use super::lines::LineBuffer;
 use crate::config::Config;
 use crate::discover::history::ExistingContainer;
 use crate::discover::{cri, docker, run};
+use crate::host::in_pod;
 use crate::parse::log_error::{LogError, find_errors};
 use crate::text::error_chain;
 
@@ -22,6 +23,9 @@ use crate::text::error_chain;
 pub const TAIL_BYTES: usize = 1 << 20;
 /// Lines that an engine is asked for: it counts them, and not bytes.
 const TAIL_LINES: &str = "20000";
+/// What gives memledger's own pod the logs of others.
+const MOUNT_LOGS: &str =
+    "in the values of the Helm chart, settings: {container.logs: labelled} mounts /var/log/pods";
 /// A runtime that does not respond in time has failed.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -127,9 +131,19 @@ fn describe(error: &Error) -> String {
 
 async fn of_pod(config: &Config, container: &ExistingContainer) -> Result<LastLines, String> {
     let pod = container.named.pod.as_deref().ok_or("its pod is unknown")?;
-    let path = path(&config.cri.pod_logs, pod, &container.named.name);
-    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
-    let mut log = LogFile::open(path.clone()).await.map_err(failed)?;
+    let mut path = path(&config.cri.pod_logs, pod, &container.named.name);
+    let mut opened = LogFile::open(path.clone()).await;
+    // the kubelet may keep its logs elsewhere
+    let is_missing = opened.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+    if let Some(reported) = container.log_path.as_ref().filter(|reported| is_missing && **reported != path) {
+        path.clone_from(reported);
+        opened = LogFile::open(path.clone()).await;
+    }
+    let failed = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::NotFound if in_pod() => format!("{}: {error}; {MOUNT_LOGS}", path.display()),
+        _ => format!("{}: {error}", path.display()),
+    };
+    let mut log = opened.map_err(failed)?;
     let length = log.file.metadata().await.map_err(failed)?.len();
     let begin = length.saturating_sub(TAIL_BYTES as u64);
     log.file.seek(std::io::SeekFrom::Start(begin)).await.map_err(failed)?;

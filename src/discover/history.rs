@@ -3,7 +3,7 @@
 //! For one answer, unlike the connections that follow a runtime ([`super::docker`], [`super::cri`]): all runtimes are queried at
 //! the same time, and what they have not returned after [`TIMEOUT`] is missing. Nothing is kept open.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -60,6 +60,8 @@ pub struct ExistingContainer {
     pub limit_bytes: Option<u64>,
     /// Why its last start failed, as its runtime records it.
     pub start_error: Option<String>,
+    /// The file of its log on the host; `None` if its runtime does not say.
+    pub log_path: Option<PathBuf>,
     /// How often its restart policy has restarted it.
     pub restarts: Option<u64>,
 }

@@ -22,7 +22,7 @@ pub enum ReadError {
     #[error("{0} is gone")]
     Gone(String),
     /// This kernel or host does not have the file.
-    #[error("{0} is missing on this host")]
+    #[error("{what} is missing {}", if super::in_container() { "in this container" } else { "on this host" }, what = .0)]
     Absent(String),
     /// The file exists, and reading it failed.
     #[error("reading {what} failed")]

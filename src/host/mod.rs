@@ -103,6 +103,11 @@ pub fn in_pod() -> bool {
     std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() || std::path::Path::new(ACCOUNT).exists()
 }
 
+/// Returns true if this process runs in a container that has a file system of its own, by what engines and Kubernetes leave there.
+fn in_container() -> bool {
+    in_pod() || ["/.dockerenv", "/run/.containerenv"].iter().any(|file| std::path::Path::new(file).exists())
+}
+
 /// Raises the soft limit of open files to the hard limit, because the files of every container stay open.
 ///
 /// Returns the resulting limit. A failure is not an error: fewer files then stay open.

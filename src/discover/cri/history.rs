@@ -110,6 +110,7 @@ fn read_status(
         started: record.started,
         ended: status.and_then(|status| unix_seconds(status.finished_at)),
         start_error: status.and_then(ContainerStatus::start_error),
+        log_path: status.filter(|status| !status.log_path.is_empty()).map(|status| (&status.log_path).into()),
         limit_bytes: status.and_then(ContainerStatus::memory_limit),
         restarts: record.pod.as_ref().map(|pod| pod.attempt.into()),
     });

@@ -195,6 +195,9 @@ pub struct ContainerStatus {
     /// What the runtime says about the reason.
     #[prost(string, tag = "11")]
     pub message: String,
+    /// The file of its log on the node.
+    #[prost(string, tag = "15")]
+    pub log_path: String,
     /// Its limits; of runtimes for Kubernetes 1.27 and later.
     #[prost(message, optional, tag = "16")]
     pub resources: Option<ContainerResources>,

@@ -124,6 +124,7 @@ fn existing(found: Inspected) -> ExistingContainer {
         started: found.record.started,
         ended: found.finished,
         start_error: found.start_error,
+        log_path: None,
         limit_bytes: found.limit_bytes,
         restarts: found.restarts,
         id: found.record.id,

@@ -226,6 +226,7 @@ impl SpooledRun {
             ended: self.end.as_ref().map(|end| end.at),
             limit_bytes: self.limit_bytes,
             start_error: None,
+            log_path: None,
             restarts: None,
         }
     }

@@ -430,6 +430,7 @@ fn counted_kills_are_the_union_of_ledger_and_host() {
         ended: None,
         limit_bytes: None,
         start_error: None,
+        log_path: None,
         restarts: None,
     };
     let [kill, _] = kills(&its)[..] else { panic!("{its:#?}") };
