@@ -11,7 +11,8 @@
 //!
 //! Container identity is in `discover`; peaks that the kernel does not record are in `ledger`.
 
-use std::collections::HashMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +24,11 @@ use super::container_cpu::CpuTimes;
 use super::{CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::catalog::*;
 use crate::clock::{Cadence, Timestamp};
-use crate::discover::{Cgroup, Container, ContainerId, Hierarchy, Inventory, Version};
+use crate::discover::{Cgroup, Container, ContainerId, Hierarchy, Inventory, Pod, Version};
 use crate::host::{Dir, KernelFile, ReadError, classify};
 use crate::parse::kubernetes::Qos;
 use crate::parse::{cgroup as parse, number};
-use crate::series::Series;
+use crate::series::{Label, Series};
 
 /// Age from which a container without a cgroup counts as one that will get none.
 const STARTUP: Duration = Duration::from_secs(10);
@@ -177,6 +178,8 @@ pub struct Cgroups {
     /// Their number.
     file_count: usize,
     levels: HashMap<PathBuf, Level>,
+    /// Those of this cycle, by the paths of their cgroups.
+    pods: HashMap<PathBuf, PodMemory>,
     /// When each container was first listed without a cgroup.
     without_cgroup: HashMap<ContainerId, Timestamp>,
     watch: LimitWatch,
@@ -228,6 +231,19 @@ struct Level {
     swappable: u64,
     /// Free swap within its own limit.
     free_swap: u64,
+    /// Everything charged to it, if it is a pod's.
+    usage: u64,
+}
+
+/// Memory of a pod in one cycle, in bytes.
+#[derive(Debug)]
+struct PodMemory {
+    pod: Arc<Pod>,
+    usage: u64,
+    /// `None` when unlimited.
+    limit: Option<u64>,
+    /// Of its running containers.
+    containers: u64,
 }
 
 /// The open files that memory and limits of a cgroup need.
@@ -510,6 +526,7 @@ impl Cgroups {
             None => self.open_files(context, hierarchy, cgroup, read_errors)?,
         };
         self.apply_levels(hierarchy, &files.above, &mut memory, read_errors);
+        self.add_to_pod(container, &files.above, memory.usage);
         let times = files.slow.cpu;
         self.keep(&container.id, files);
         Ok((memory, times))
@@ -541,12 +558,16 @@ impl Cgroups {
             };
             let limits = files.limits.read(&full, &self.watch, &mut self.buffer)?;
             // memory.stat of an unlimited level is not needed
-            let (unreclaimable, swappable) = match limits.lowest() {
+            let limit_level = LimitLevel::above(path);
+            let (unreclaimable, swappable, usage) = match limits.lowest() {
                 Some(_) => {
                     let memory = files.parts(&mut self.buffer, read_errors)?;
-                    (memory.unreclaimable, memory.swappable)
+                    (memory.unreclaimable, memory.swappable, memory.usage)
                 }
-                None => (None, 0),
+                None if limit_level == LimitLevel::Pod => {
+                    (None, 0, LevelFiles::number(&files.usage, &mut self.buffer)?)
+                }
+                None => (None, 0, 0),
             };
             let free_swap = match limits.swap.filter(|_| self.host_swap > 0) {
                 Some(limit) => {
@@ -556,9 +577,17 @@ impl Cgroups {
                 }
                 None => u64::MAX,
             };
-            let limit_level = LimitLevel::above(path);
-            let level =
-                Level { files, limit_level, inode, cycle, limits, unreclaimable, swappable, free_swap };
+            let level = Level {
+                files,
+                limit_level,
+                inode,
+                cycle,
+                limits,
+                unreclaimable,
+                swappable,
+                free_swap,
+                usage,
+            };
             self.levels.insert(path.to_path_buf(), level);
         }
         self.levels.get(path).ok_or_else(|| ReadError::Gone(path.display().to_string()))
@@ -608,6 +637,50 @@ impl Cgroups {
         tightest = tightest.and(headroom);
         memory.headroom = tightest.headroom.ok().flatten();
         memory.limit_utilization = tightest.utilization.ok().flatten();
+    }
+
+    /// Adds a container to its pod, whose cgroup is one of those above it and was read in this cycle.
+    fn add_to_pod(&mut self, container: &Container, above: &[PathBuf], usage: u64) {
+        let Some(pod) = container.pod.as_ref().filter(|_| !container.nested) else { return };
+        let level_of = |path: &&PathBuf| self.levels.get(*path).filter(|level| level.cycle == self.cycle);
+        let is_pod = |path: &&PathBuf| level_of(path).is_some_and(|it| it.limit_level == LimitLevel::Pod);
+        let Some(path) = above.iter().find(is_pod) else { return };
+        let Some(level) = level_of(&path) else { return };
+        let of_level =
+            || PodMemory { pod: Arc::clone(pod), usage: level.usage, limit: level.limits.max, containers: 0 };
+        self.pods.entry(path.clone()).or_insert_with(of_level).containers += usage;
+    }
+
+    /// Writes the memory of the pods. While one is replaced by another of its name, both are one series.
+    fn write_pods(&mut self, series: &mut Series) {
+        let mut by_name: BTreeMap<(Arc<str>, Arc<str>), PodMemory> = BTreeMap::new();
+        for (_, memory) in self.pods.drain() {
+            let name = (Arc::clone(&memory.pod.namespace), Arc::clone(&memory.pod.name));
+            match by_name.entry(name) {
+                Entry::Vacant(entry) => _ = entry.insert(memory),
+                Entry::Occupied(mut entry) => {
+                    let sum = entry.get_mut();
+                    sum.usage += memory.usage;
+                    sum.containers += memory.containers;
+                    sum.limit = sum.limit.zip(memory.limit).map(|(one, other)| one.saturating_add(other));
+                }
+            }
+        }
+        for ((namespace, name), memory) in by_name {
+            // the files are not read at one instant
+            let usage = memory.usage.max(memory.containers);
+            let of_pod = || [Label::from(&namespace), Label::from(&name)];
+            series.global(POD_MEMORY_USAGE, of_pod(), usage as f64);
+            if let Some(limit) = memory.limit {
+                series.global(POD_MEMORY_LIMIT, of_pod(), limit as f64);
+            }
+            for (component, bytes) in [("containers", memory.containers), ("rest", usage - memory.containers)]
+            {
+                let [namespace, name] = of_pod();
+                let labels = [namespace, name, component.into()];
+                series.global(POD_MEMORY_COMPONENT, labels, bytes as f64);
+            }
+        }
     }
 
     /// Returns true if a container without a cgroup has existed for so long that it will get none, as a rootless container on
@@ -686,6 +759,7 @@ impl Collector for Cgroups {
             }
             output.cycle_data.memory.push(reading.map(|(memory, _)| memory));
         }
+        self.write_pods(output.series);
         self.end_cycle(context.inventory, output.cycle_data);
         output.cycle_data.memory_complete = is_complete;
         if read == 0 && failed > 0 { CollectOutcome::Failed } else { CollectOutcome::Ok }

@@ -28,10 +28,11 @@ NO_XID = "user space cannot write a driver's line into the kernel log"
 NOT_DROPPED = "has data only where a limit was reached"
 NOT_STUCK = "has data only while a process cannot be killed"
 NOT_ALLOCATED = "the demo has neither a kubelet nor NVIDIA's runtime hook, so nothing reports allocations"
+NO_POD = "the demo has no pods"
 NO_OWNER = "a container has an owner only where a label for it is configured"
 NOT_REPORTING = "no program of the demo reports from inside; backfill.py queries these panels in a simulated history"
 # reasons that hold wherever the demo runs
-NEVER = {NO_XID, NOT_ALLOCATED, NOT_REPORTING}
+NEVER = {NO_XID, NOT_ALLOCATED, NOT_REPORTING, NO_POD}
 # Groups of runs of the demo: by itself Grafana selects the first in alphabetical order, which may have one run without a GPU.
 COMPARED = {"all": "piper", "first": "aligner"}
 # (mode, dashboard, part of the panel or annotation) to the reason for which it may be empty
@@ -40,6 +41,9 @@ MAY_BE_EMPTY = {
     ("*", "container.json", "'Memory pressure'"): ONLY_V2,
     ("first", "why.json", "'Stalled on memory' A"): ONLY_V2,
     ("*", "container.json", "'RAM and limit' E"): ONLY_V2,
+    ("*", "container.json", "'RAM and limit' F"): NO_POD,
+    ("*", "container.json", "'RAM and limit' G"): NO_POD,
+    ("*", "container.json", "'RAM by kind' B"): NO_POD,
     ("*", "container.json", "'Swap' B"): ONLY_V2,
     ("*", "container.json", "'At the limits' A"): ONLY_V2,
     ("*", "container.json", "'Faults and refaults' B"): ONLY_V2,

@@ -51,8 +51,8 @@ const SOCKET_FIXES: [(&str, &str, &str); 3] = [
     (
         NAME,
         "Connection refused",
-        "delete memledger's pod on this node: the runtime was restarted, and its old socket is mounted; if nothing listens \
-         at runtime.socket on the node either, start the runtime",
+        "start the runtime, if nothing listens at runtime.socket on the node; else it was restarted, and memledger ends by itself once a container \
+         has started, to mount the new socket: deleting memledger's pod on this node does so at once",
     ),
 ];
 const DENIED: &str = "Permission denied";
@@ -247,7 +247,7 @@ mod tests {
             Config::load(&command.try_get_matches_from(flags).unwrap()).unwrap()
         };
         let checks = checks_with_chart_fixes(&config(&dead)).await;
-        assert!(checks[0].fix.contains("delete memledger's pod on this node"), "{checks:?}");
+        assert!(checks[0].fix.contains("deleting memledger's pod on this node"), "{checks:?}");
         assert_eq!(
             (checks[1].state, checks[1].fix.contains("podResources")),
             (CheckState::Bad, false),
