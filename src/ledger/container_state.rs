@@ -116,7 +116,7 @@ pub struct End {
     pub before: Option<PriorUsage>,
 }
 
-/// How an end by SIGKILL fits a kill without a pid.
+/// How an end by SIGKILL fits a kill without a pid, or one between two runs.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 enum Sigkill {
     /// The run did not end so, or something else explains that.
@@ -222,8 +222,8 @@ impl ContainerState {
     }
 
     /// Returns the run in which a process was killed, and whether it is certain; `None` if no known run can have been it.
-    /// A first process with its pid decides; for a kill without a pid, an exit by SIGKILL that nothing explains; then
-    /// the most likely time `at`; then the longest overlap, which is not certain: a later run may not be reported yet.
+    /// A first process with its pid decides; for a kill without a pid, and for one between two runs, an exit by SIGKILL that nothing
+    /// explains; then the most likely time `at`; then the longest overlap, which is not certain: a later run may not be reported yet.
     /// `is_explained`: another kill is taken for that of the run with this number.
     pub fn run_of_kill(
         &self,
@@ -234,6 +234,9 @@ impl ContainerState {
     ) -> Option<(&Run, bool)> {
         let mut begin = self.dropped_until.map_or(f64::NEG_INFINITY, |ended| ended + CLOCK_TOLERANCE);
         let mut best: Option<(RunRank, bool, &Run)> = None;
+        // after the end of a run and before the event of the next start, which Podman sends once it has stored that: a program may have
+        // been killed by then, longer before the event than after the end
+        let is_between_runs = !self.all_runs().any(|run| run.is_reported_at(at));
         for run in self.all_runs() {
             let start = run.begin().map_or(f64::NEG_INFINITY, |started| started - MAX_START_EVENT_DELAY);
             // it began after the end of the one before, unless the clock was set back between them
@@ -244,10 +247,11 @@ impl ContainerState {
             if !window.overlaps(happened) {
                 continue;
             }
-            let sigkill = match pid.is_none() && run.is_sigkill_unexplained() {
+            let sigkill = match (pid.is_none() || is_between_runs) && run.is_sigkill_unexplained() {
                 false => Sigkill::None,
-                true if is_explained(run.number) => Sigkill::Taken,
-                true => Sigkill::Unexplained,
+                true if !is_explained(run.number) => Sigkill::Unexplained,
+                true if pid.is_none() => Sigkill::Taken,
+                true => Sigkill::None,
             };
             let rank = RunRank {
                 by_pid: pid.is_some() && run.pid == pid,
@@ -257,7 +261,8 @@ impl ContainerState {
             };
             let is_likely = (window.earliest..=window.latest + CLOCK_TOLERANCE).contains(&at);
             if best.is_none_or(|(other, ..)| rank > other) {
-                best = Some((rank, rank.by_pid || sigkill == Sigkill::Unexplained || is_likely, run));
+                let is_proven = pid.is_none() && sigkill == Sigkill::Unexplained;
+                best = Some((rank, rank.by_pid || is_proven || is_likely, run));
             }
         }
         best.map(|(_, is_certain, run)| (run, is_certain))

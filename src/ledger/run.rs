@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::interval::Interval;
+use super::interval::{CLOCK_TOLERANCE, Interval};
 use crate::clock::{ClockStep, Timestamp};
 use crate::events::{OomScope, UsageSample};
 use crate::runs::RunFigures;
@@ -185,6 +185,12 @@ impl Run {
         self.exit_code == Some(SIGKILL_STATUS)
             && self.ended_by.is_none()
             && self.ended.is_some_and(|ended| !is_requested(ended))
+    }
+
+    /// Returns true if this Unix time is between its reported start and end.
+    pub fn is_reported_at(&self, at: f64) -> bool {
+        self.started.is_none_or(|started| started <= at + CLOCK_TOLERANCE)
+            && self.latest_end().is_none_or(|ended| at <= ended + CLOCK_TOLERANCE)
     }
 
     /// Returns when it ended, or the restart of the host before which it must have.

@@ -283,6 +283,45 @@ fn kill_of_next_run_waits_for_its_start_event() {
     assert_eq!(story.reasons('a'), [Some(ExitReason::Completed), Some(ExitReason::OomContainer)]);
 }
 
+/// As of Podman, which restarts without a pause, and sends the event of a start once it has stored that.
+#[test]
+fn kill_long_before_the_start_event_is_of_the_run_that_it_ended() {
+    for settles in [&[0.6, 0.7, 0.95, 1.0, 1.1, 5.0, 12.0][..], &[0.6, 1.1, 12.0], &[12.0]] {
+        let mut story = Story::new();
+        let settle = |story: &mut Story, until: f64, from: f64| {
+            settles.iter().filter(|at| (from..until).contains(*at)).for_each(|at| story.settle(*at));
+        };
+        story.event('a', 0.1, EventKind::Started);
+        story.kill_in('a', 0.5, 70);
+        story.end('a', 0.6, KILLED);
+        settle(&mut story, 0.7, 0.6);
+        story.kill_in('a', 0.7, 71);
+        settle(&mut story, 0.95, 0.7);
+        story.event('a', 0.95, EventKind::Started);
+        settle(&mut story, 1.0, 0.95);
+        story.end('a', 1.0, KILLED);
+        settle(&mut story, f64::INFINITY, 1.0);
+        assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer); 2], "{settles:?}");
+        assert_eq!(story.counted("a"), (2, 0));
+    }
+}
+
+/// Its stamp is a little later than the engine's time of the end.
+#[test]
+fn kill_just_after_an_end_is_not_of_the_run_that_begins_long_after_it() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill_in('a', 1.05, 70);
+    story.end('a', 1.0, KILLED);
+    story.settle(1.1);
+    story.event('a', 2.0, EventKind::Started);
+    story.settle(2.0);
+    story.end('a', 3.0, Some(1));
+    story.settle(3.0);
+    story.settle(12.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer), Some(ExitReason::Error)]);
+}
+
 #[test]
 fn restart_with_pending_kill_of_earlier_run_keeps_its_attribution() {
     let mut story = Story::new();
