@@ -1,117 +1,21 @@
 //! The newest Docker, containerd, Compose and Podman (`make test-engines`), which report kills and ends in other ways than Debian's.
 
+mod host;
+mod places;
+mod reasons;
+
 use jiff::Timestamp;
 
 use crate::support::docker::{Container, Engine, PrivateEngine, of, unique};
 use crate::support::engines::Programs;
 use crate::support::podman::Podman;
-use crate::support::{Memledger, Metrics, eventually, eventually_true, run};
+use crate::support::{eventually, eventually_true};
+use host::{Host, unix_now};
 
 const EXITS: &str = "memledger_container_exits_total";
 const KILLS: &str = "memledger_container_oom_kills_total";
 const INFO: &str = "memledger_container_info";
 const UP: &str = "memledger_runtime_up";
-
-/// A memledger beside an engine, with its state.
-struct Host {
-    /// The flags with which commands see the same as the service.
-    flags: Vec<String>,
-    /// Those of the service alone.
-    serve: Vec<String>,
-    memledger: Option<Memledger>,
-    _folder: tempfile::TempDir,
-}
-
-impl Host {
-    /// Starts a memledger by this flag for its engine. It shows the containers of other tests too, without their names.
-    fn start(engine: String, more: &[&str]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = |name: &str| folder.path().join(name).display().to_string();
-        std::fs::create_dir(path("run")).expect("a folder");
-        let other = if engine.starts_with("--docker") { "--podman.socket=" } else { "--docker.socket=" };
-        let mut flags =
-            vec![engine, other.to_owned(), "--cri.endpoint=".to_owned(), "--run.spool=".to_owned()];
-        flags.push(format!("--state.path={}", path("state")));
-        flags.push(format!("--local.socket={}", path("run/control.sock")));
-        let serve = more.iter().map(|&flag| flag.to_owned()).collect();
-        let mut host = Self { flags, serve, memledger: None, _folder: folder };
-        host.serve();
-        host
-    }
-
-    /// Starts the service.
-    fn serve(&mut self) {
-        let flags: Vec<&str> = self.flags.iter().chain(&self.serve).map(String::as_str).collect();
-        self.memledger = Some(Memledger::start(&flags));
-    }
-
-    fn memledger(&self) -> &Memledger {
-        self.memledger.as_ref().expect("it runs")
-    }
-
-    /// Returns the standard output of a command.
-    fn output(&self, arguments: &[&str]) -> String {
-        let flags = self.flags.iter().map(String::as_str);
-        let all: Vec<&str> = arguments.iter().copied().chain(flags).collect();
-        let (_, out, error) = run(&all);
-        assert!(!out.is_empty(), "{arguments:?}: {error}");
-        // the lines are wrapped
-        out.split_whitespace().collect::<Vec<_>>().join(" ")
-    }
-
-    fn why(&self, name: &str) -> String {
-        self.output(&["why", name])
-    }
-
-    /// Waits until memledger shows the container.
-    fn knows(&self, name: &str) {
-        self.memledger().eventually("its name", |metrics| {
-            metrics
-                .try_value(INFO, &of(name))
-                .map_err(|error| format!("{error}; log: {}", self.memledger().log()))
-        });
-    }
-
-    /// Waits until the container has ended so many times, each for this reason, and returns what ends it has.
-    fn ended(&self, name: &str, times: f64, reason: &str) {
-        self.memledger().eventually(&format!("{name}: {times} {reason}"), |metrics| {
-            let ends = metrics.all(EXITS, &of(name));
-            let ends: Vec<_> = ends.into_iter().filter(|(.., ends)| *ends > 0.0).collect();
-            match &ends[..] {
-                [(_, labels, found)] if labels["reason"] == reason && *found == times => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        });
-    }
-
-    /// Returns the times of the ends of a container, oldest first, and how many seconds each run took.
-    fn ends(&self, name: &str) -> Vec<(f64, f64)> {
-        let flags = self.flags.iter().map(String::as_str);
-        let all: Vec<&str> = ["events", "--json", "--container", name].into_iter().chain(flags).collect();
-        let (_, out, _) = run(&all);
-        let events = out.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-        let ends = events.filter(|event| event["type"] == "exit");
-        ends.map(|exit| {
-            (exit["at"].as_f64().expect("a time"), exit["duration_seconds"].as_f64().unwrap_or(-1.0))
-        })
-        .collect()
-    }
-
-    /// Checks that the kills of all containers, those outside, and those without an owner are all of the host.
-    fn parts_sum(&self) {
-        self.memledger().eventually("the parts", |metrics: &Metrics| {
-            let total = metrics.try_value("memledger_host_oom_kills_total", &[])?;
-            let others = metrics.sum("memledger_host_process_oom_kills_total", &[])
-                + metrics.try_value("memledger_oom_kills_unattributed_total", &[])?;
-            let parts = metrics.sum(KILLS, &[]) + others;
-            if parts == total { Ok(()) } else { Err(format!("{parts} of {total}")) }
-        });
-    }
-}
-
-fn unix_now() -> f64 {
-    Timestamp::now().as_nanosecond() as f64 / 1e9
-}
 
 /// Returns when the engine says that a container ended.
 fn finished(container: &Container) -> f64 {
@@ -141,7 +45,7 @@ const GREEDY: [&str; 2] = ["tail", "/dev/zero"];
 
 #[test]
 fn kills_of_a_renamed_container_stay_counted_and_known() {
-    let Some((private, host, name)) = docker_host("rename", &[]) else { return };
+    let Some((private, mut host, name)) = docker_host("rename", &[]) else { return };
     let [old, new, ended, later] = ["old", "new", "ended", "later"].map(|which| format!("{name}-{which}"));
     let limit = ["-m", "40m"];
     let script = "tail /dev/zero; sleep 1000";
@@ -167,11 +71,12 @@ fn kills_of_a_renamed_container_stay_counted_and_known() {
         let text = host.why(asked);
         assert!(text.contains(expected), "{asked}: {text}");
     }
+    host.finish(&private.engine);
 }
 
 #[test]
 fn stop_is_certain_with_its_signal() {
-    let Some((private, host, name)) = docker_host("stop", &[]) else { return };
+    let Some((private, mut host, name)) = docker_host("stop", &[]) else { return };
     let stopped = private.engine.run(&name, &[], &["sleep", "1000"]);
     host.knows(&name);
     private.engine.docker(&["stop", "-t", "1", &stopped.id]);
@@ -181,6 +86,7 @@ fn stop_is_certain_with_its_signal() {
         text.contains("STOPPED on request") && !text.contains("likely") && !text.contains("not known"),
         "{text}"
     );
+    host.finish(&private.engine);
 }
 
 #[test]
@@ -189,12 +95,13 @@ fn engine_that_crashed_has_stopped_its_containers() {
         return;
     };
     let name = unique("crash");
-    let host = Host::start(private.engine.flag(), &[]);
+    let mut host = Host::start(private.engine.flag(), &[]);
     let _container = private.engine.run(&name, &[], &["sleep", "1000"]);
     host.knows(&name);
     private.crash();
     private.start();
     host.ended(&name, 1.0, "stopped");
+    host.finish(&private.engine);
 }
 
 /// A health check is three events, of which the engine keeps 256.
@@ -235,11 +142,12 @@ fn health_checks_hide_no_end() {
     assert!((at - finished(&fails)).abs() < 1.0, "{at}");
     let text = host.why(&fails.name);
     assert!(text.contains("exit code 6"), "{text}");
+    host.finish(&private.engine);
 }
 
 #[test]
 fn end_while_the_engine_was_away_has_its_own_time() {
-    let Some((mut private, host, name)) = docker_host("times", &[]) else { return };
+    let Some((mut private, mut host, name)) = docker_host("times", &[]) else { return };
     let short = private.engine.run(&format!("{name}-short"), &[], &["sh", "-c", "sleep 6; exit 6"]);
     let halted = private.engine.run(&format!("{name}-halted"), &[], &["sh", "-c", "sleep 25; exit 7"]);
     host.knows(&short.name);
@@ -267,11 +175,12 @@ fn end_while_the_engine_was_away_has_its_own_time() {
         (found - ended_at).abs() < 2.5 && (24.0..28.5).contains(&took),
         "{found}, {took}; it ended at {ended_at}"
     );
+    host.finish(&private.engine);
 }
 
 #[test]
 fn containers_of_an_unreachable_engine_are_marked_and_explained() {
-    let Some((mut private, host, name)) = docker_host("away", &[]) else { return };
+    let Some((mut private, mut host, name)) = docker_host("away", &[]) else { return };
     let [alive, dies, crashed] = ["alive", "dies", "crashed"].map(|which| format!("{name}-{which}"));
     let container = private.engine.run(&alive, &[], &["sleep", "1000"]);
     let dying = private.engine.run(&dies, &[], &["sh", "-c", "sleep 1000; exit 6"]);
@@ -312,12 +221,13 @@ fn containers_of_an_unreachable_engine_are_marked_and_explained() {
         let text = host.output(&["ps"]);
         if text.contains("unreachable") || text.contains("does not respond") { Err(text) } else { Ok(()) }
     });
+    host.finish(&private.engine);
 }
 
 /// What ends while containerd is restarted stays running for Docker, for ever.
 #[test]
 fn end_that_docker_has_missed_is_shown() {
-    let Some((mut private, host, name)) = docker_host("missed", &[]) else { return };
+    let Some((mut private, mut host, name)) = docker_host("missed", &[]) else { return };
     let container = private.engine.run(&name, &[], &["sh", "-c", "sleep 1000; exit 6"]);
     host.knows(&name);
     let (pid, shim) = (container.pid(), parent(container.pid()));
@@ -340,6 +250,7 @@ fn end_that_docker_has_missed_is_shown() {
     });
     let completed = host.memledger().fresh_metrics().sum(EXITS, &[of(&name)[0], ("reason", "completed")]);
     assert_eq!(completed, 0.0, "a code of 0 that comes so late is not believed");
+    host.finish_except(&private.engine, &[&name]);
 }
 
 /// Returns the parent of a process.
@@ -351,15 +262,17 @@ fn parent(pid: u32) -> u32 {
 
 #[test]
 fn container_that_was_never_started_has_not_run() {
-    let Some((private, host, name)) = docker_host("created", &[]) else { return };
+    let Some((private, mut host, name)) = docker_host("created", &[]) else { return };
     let _container = private.engine.create(&name, &[], &["sleep", "1"]);
     let text = host.why(&name);
     assert!(text.contains("NEVER STARTED"), "{text}");
+    host.finish(&private.engine);
 }
 
 #[test]
 fn log_of_a_short_container_is_read_and_one_without_a_driver_is_named() {
-    let Some((private, host, name)) = docker_host("logs", &["--container.logs=all", "--sample.interval=1s"])
+    let Some((private, mut host, name)) =
+        docker_host("logs", &["--container.logs=all", "--sample.interval=1s"])
     else {
         return;
     };
@@ -372,6 +285,7 @@ fn log_of_a_short_container_is_read_and_one_without_a_driver_is_named() {
     host.ended(&none, 1.0, "error");
     let text = host.output(&["why", &none, "--logs"]);
     assert!(text.contains("its log driver keeps nothing that can be read"), "{text}");
+    host.finish(&private.engine);
 }
 
 #[test]
@@ -409,7 +323,7 @@ fn compose_replicas_and_a_recreated_service_keep_their_names() {
     let mut names: Vec<_> = names.lines().collect();
     names.sort_unstable();
     assert_eq!(names, [format!("{project}-train-1"), format!("{project}-train-2")]);
-    let host = Host::start(private.engine.flag(), &[]);
+    let mut host = Host::start(private.engine.flag(), &[]);
     names.iter().for_each(|name| host.knows(name));
     let limited = services.replace("network_mode", "mem_limit: 96m\n    network_mode");
     std::fs::write(folder.path().join("compose.yaml"), limited).expect("a file");
@@ -428,6 +342,7 @@ fn compose_replicas_and_a_recreated_service_keep_their_names() {
         shown.iter().filter(|shown| shown.contains(&project)).all(|shown| names.contains(&shown.as_str())),
         "{shown:?}"
     );
+    host.finish(&private.engine);
 }
 
 #[test]
@@ -451,7 +366,7 @@ fn podman_ends_have_their_reasons() {
     let (Some(_), Some(programs)) = (Engine::shared(), Programs::newest()) else { return };
     let podman = Podman::of(programs);
     let name = unique("podman");
-    let host = Host::start(format!("--podman.socket={}", podman.socket()), &[]);
+    let mut host = Host::start(format!("--podman.socket={}", podman.socket()), &[]);
     let [fails, loops, kills, stops, signalled] =
         ["fails", "loops", "kills", "stops", "signalled"].map(|which| format!("{name}-{which}"));
     let shell = |script: &'static str| ["/busybox/sh", "-c", script];
@@ -487,21 +402,25 @@ fn podman_ends_have_their_reasons() {
     });
     podman.ok(&["rm", "-f", "-t", "0", &kills]);
     host.parts_sum();
-    let metrics = host.memledger().fresh_metrics();
-    let ends = metrics.all(EXITS, &of(&kills));
-    let ends: Vec<_> = ends
-        .iter()
-        .filter(|(.., ends)| *ends > 0.0)
-        .map(|(_, labels, ends)| (&*labels["reason"], *ends))
-        .collect();
-    let others: f64 =
-        ends.iter().filter(|(reason, _)| *reason != "oom_container").map(|(_, ends)| ends).sum();
-    assert!(others <= 1.0, "the last one may be removed while it runs: {ends:?}");
+    let exits = eventually("the reasons are decided", || {
+        let exits = host.exits(Some(&kills));
+        if exits.iter().all(|exit| exit["reason"].is_string()) {
+            Ok(exits)
+        } else {
+            Err(format!("{exits:#?}"))
+        }
+    });
+    // more than ten kills in five seconds, with those of other tests: the kernel logs no cgroup, and which kill was whose may stay open
+    let is_open = |exit: &serde_json::Value| exit["reason"] == "unknown" && exit["may_be"].is_array();
+    let others: Vec<_> =
+        exits.iter().filter(|exit| exit["reason"] != "oom_container" && !is_open(exit)).collect();
+    assert!(others.len() <= 1, "the last one may be removed while it runs: {others:#?}");
+    host.finish(&podman);
 }
 
 #[test]
 fn cost_beside_dockerd_is_small() {
-    let Some((private, host, name)) = docker_host("cost", &["--sample.interval=1s"]) else { return };
+    let Some((private, mut host, name)) = docker_host("cost", &["--sample.interval=1s"]) else { return };
     let check = ["--health-cmd", "true", "--health-interval", "1s"];
     let _containers: Vec<_> = (0..10)
         .map(|number| private.engine.run(&format!("{name}-{number}"), &check, &["sleep", "1000"]))
@@ -516,4 +435,5 @@ fn cost_beside_dockerd_is_small() {
         "10 containers with a health check a second each, 10 s: memledger {ours:.0} ms, dockerd {engine:.0} ms"
     );
     assert!(ours < engine, "{ours} ms, dockerd {engine} ms");
+    host.finish(&private.engine);
 }
