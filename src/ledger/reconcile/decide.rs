@@ -39,6 +39,9 @@ const MAIN_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long to wait for an OOM kill. The kernel's record precedes the runtime's event; without the log, the counters
 /// need a moment.
 const EVIDENCE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long an end with an error waits for its log. That of a run that no cycle saw is read from the next cycle on, which may be late on a
+/// busy machine.
+const LOG_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the end of a run waits for the last messages of its processes, which are read within some hundredths of a second.
 const LAST_REPORTS_TIMEOUT: Duration = Duration::from_secs(2);
 /// An exit at most this many seconds after a stop request that the program may handle is its answer: docker stop waits
@@ -406,7 +409,10 @@ impl Reconciler {
         }
         if exit.exit_code.is_some_and(|code| code != SIGKILL_STATUS) {
             let may_have_lost_more = self.may_have_lost_more(pending, run, now);
-            return self.decide_error(pending, run, request, (is_early, may_have_lost_more));
+            let waits_for_log =
+                now.since(pending.noticed) < LOG_TIMEOUT && self.may_log_errors(&pending.id, run);
+            let may_report = waits_for_log || is_early && self.connected.contains(&pending.id);
+            return self.decide_error(pending, run, request, (is_early, may_have_lost_more, may_report));
         }
         // SIGKILL or unknown: a kill without an owner yet may be the reason
         let is_stopped = request == StopRequest::Explains;
@@ -458,13 +464,14 @@ impl Reconciler {
             || self.accounting.has_missing_records() && now.since(pending.noticed) < ATTRIBUTION_TIMEOUT
     }
 
-    /// The same for an exit with another status than that of SIGKILL. `may_have_lost_more`: a kill of this run may still become known.
+    /// The same for an exit with another status than that of SIGKILL. `may_have_lost_more`: a kill of this run may still become known;
+    /// `may_report`: its log or its last messages.
     fn decide_error(
         &self,
         pending: &PendingExit,
         run: Option<&Run>,
         request: StopRequest,
-        (is_early, may_have_lost_more): (bool, bool),
+        (is_early, may_have_lost_more, may_report): (bool, bool, bool),
     ) -> Option<Decision> {
         let is_open = is_early || may_have_lost_more;
         let reason = match (request, pending.exit.exit_code) {
@@ -477,7 +484,7 @@ impl Reconciler {
             (_, Some(129..=192)) if !self.has_lost_process(pending) && is_open => return None,
             (_, Some(129..=192)) if !self.has_lost_process(pending) => ExitReason::Signal,
             _ if run.is_some_and(|run| ended_by_cuda_oom(run, pending)) => ExitReason::CudaOom,
-            _ if is_early && self.may_report_errors(&pending.id, run) => return None,
+            _ if may_report => return None,
             // the kill of a worker, which may be the cause, is noticed before
             _ => {
                 let may_be = self.may_have_ended(pending);
@@ -539,11 +546,11 @@ impl Reconciler {
         now.since(pending.noticed) < LAST_REPORTS_TIMEOUT && self.connected.contains(&pending.id)
     }
 
-    /// Returns whether the log or the last messages of a container that has ended are not read yet. The log of a run that no cycle saw is
-    /// read from the next cycle on.
-    fn may_report_errors(&self, id: &ContainerId, run: Option<&Run>) -> bool {
+    /// Returns whether the log of a container that has ended is not read yet. That of a run that no cycle saw is read from the next
+    /// cycle on.
+    fn may_log_errors(&self, id: &ContainerId, run: Option<&Run>) -> bool {
         let is_unseen = run.is_some_and(|run| run.usage.is_empty());
-        self.logs_being_read.contains(id) || self.connected.contains(id) || self.reads_logs && is_unseen
+        self.logs_being_read.contains(id) || self.reads_logs && is_unseen
     }
 
     /// Returns the kill that ended the run, if its exit was reported so late that the kill was settled as a child's.
