@@ -59,6 +59,9 @@ test-servers: cargo ## the rules, dashboards and OTLP at Prometheus 3, VictoriaM
 test-engines: cargo ## kills, exits and names with Docker 29, containerd 2, Compose 5 and Podman 5 (built once, 10 min)
 	@tests/engines/run.sh $(ARGS)
 
+test-kube: cargo ## the chart on a node of Kubernetes 1.34: names, kills, ends, memory, alerts (built once, 5 to 15 min; FULL=1: also eviction and containerd 2)
+	@FULL=$(FULL) tests/kube/run.sh $(ARGS)
+
 test-torch: ## the Python client beside the real torch from PyPI, on the CPU (5.4 GB, downloaded once; some minutes)
 	@tests/torch.sh $(ARGS)
 
@@ -129,4 +132,4 @@ test-packages: dist ## install wheel, deb, tarball, image and Compose files for 
 cargo:
 	@bash -c '. tests/setup/lib.sh; need_cargo'
 
-.PHONY: install wheel image test-all test-packages test-servers test-engines soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench bench-fleet
+.PHONY: install wheel image test-all test-packages test-servers test-engines test-kube soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench bench-fleet

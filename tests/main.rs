@@ -19,6 +19,7 @@ mod hostile;
 mod inside;
 mod kernel_log;
 mod kernel_log_file;
+mod kube;
 mod layers;
 mod leftovers;
 mod names;

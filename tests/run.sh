@@ -8,11 +8,12 @@
 #          one that passes then is flaky, which is listed and fails nothing.
 # engines  `make test-engines`, by engines/run.sh: the tests `engines::`, with Docker 29, containerd 2 and Podman 5, which are built
 #          once. Retried like `all`, of which it is no part.
+# kube     `make test-kube`, by kube/run.sh: the tests `kube::`, on a node of Kubernetes that is started here for all of them. Likewise.
 #
 # Installs what the tests need. Fails if a test failed, if no test ran in the guest, or if anything was left behind. Ends with a
-# summary like nextest's; the results are in target/test-results/gate, all or engines.
+# summary like nextest's; the results are in target/test-results/TIER.
 #
-# usage: run.sh gate|all|engines [ARGUMENT...]    for `cargo nextest run`, such as a filter: those tests instead, with what the tier installs
+# usage: run.sh gate|all|engines|kube [ARGUMENT...]    for `cargo nextest run`, such as a filter: those tests instead, with what the tier installs
 #
 # As a user who is not root, it builds as that user and runs the tests with sudo.
 #
@@ -33,6 +34,8 @@ readonly V2_TESTS="truth:: roles:: vanishing:: oom::limits oom::host oom::names:
   --skip roles::trees --skip oom::limits::case_01_process_below --skip oom::limits::case_11_restarting"
 # These need the engines of `make test-engines`.
 readonly ENGINES='test(/^engines::/)'
+# These need the node of `make test-kube`; the second ones take long.
+readonly KUBE='test(/^kube::/)' KUBE_FULL='test(/^kube::eviction::/)'
 # These measure memory and time under load, so they run with nothing but the guest beside them.
 readonly UNDER_LOAD='test(/^(otlp::many::|web::slow::|web::limits::ten_thousand)/)'
 
@@ -40,6 +43,11 @@ case ${1:-} in
   gate) retry='' steps=(gate) ;;
   all) retry=1 steps=(all) ;;
   engines) retry=1 steps=(packages python nextest podman engine image hog engines env) ;;
+  kube)
+    retry=1 steps=(packages prometheus python nextest helm hog kube)
+    [[ -z ${FULL:-} ]] || steps+=(podman engine image engines)
+    steps+=(env)
+    ;;
   *) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
 esac
 tier=$1
@@ -58,7 +66,7 @@ export MEMLEDGER_TESTS_REQUIRED=1
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/mlt.XXXXXX")
 chmod 755 "$work" # some tests run as another user
-guest='' python='' other=''
+guest='' python='' other='' node=''
 # shellcheck disable=SC2329 # called by the trap
 clean() {
   local status=$?
@@ -69,6 +77,7 @@ clean() {
   fi
   kill ${python:+"$python"} ${other:+"$other"} 2>/dev/null || true
   if [[ -n $other ]]; then wait "$other" 2>/dev/null || true; fi
+  if [[ -n $node ]]; then stop_node || true; fi
   if ((status > 128)) && [[ -e $work/tmp ]]; then
     env -u MEMLEDGER_TEST_RUN tests/leftovers.sh remove "$work" "$MEMLEDGER_TEST_RUN" || true
   fi
@@ -154,6 +163,40 @@ wait_for_python() {
   cat "$work/python.log"
 }
 
+# start_node [FOLDER]: the node of the tests `kube::`, with the containerd in FOLDER instead of this machine's
+start_node() {
+  node=$work/kube
+  export MEMLEDGER_TEST_KUBE_NODE=$node KUBE_CONTAINERD=${1:-}
+  in_background as_root_with_environment tests/kube/node.sh up "$node" "$(executable memledger bin binary)"
+}
+
+stop_node() {
+  as_root_with_environment tests/kube/node.sh down "$node" && node=''
+}
+
+# test_on_node NAME ARGUMENT...: runs these tests and ends the node
+test_on_node() {
+  local name=$1
+  shift
+  phase "the tests, $name"
+  run_nextest "$name" "$@"
+  collect_nextest "$name"
+  phase 'the end of the node'
+  stop_node || fail 'the end of the node'
+}
+
+test_kube() {
+  local filter=$KUBE
+  [[ -n ${FULL:-} ]] || filter="$KUBE - $KUBE_FULL"
+  if (($# == 0)); then set -- -E "$filter"; fi
+  phase 'the node'
+  if start_node; then test_on_node host "$@"; else fail 'the node'; fi
+  [[ -n ${FULL:-} ]] || return 0
+  [[ -z $node ]] || stop_node || true
+  phase 'the node with containerd 2'
+  if start_node "$MEMLEDGER_TEST_ENGINES"; then test_on_node containerd-2 "$@"; else fail 'the node with containerd 2'; fi
+}
+
 # in_background runs these in a process of their own, which becomes the program: so that gets the signal
 extend() { exec timeout --kill-after=10 900 python3 -B tests/extend.py; }
 build_packages() {
@@ -168,7 +211,9 @@ test_packages() {
 touch "$work/results"
 phase 'the tests'
 has_packages=''
-if (($#)); then
+if [[ $tier == kube ]]; then
+  test_kube "$@"
+elif (($#)); then
   run_nextest host "$@"
   collect_nextest host
 elif [[ $tier == gate ]]; then
@@ -184,7 +229,7 @@ else
   run_nextest under-load -E "$UNDER_LOAD - ($(gate))"
   phase 'the other tests'
   start_python -m slow
-  run_nextest host -E "not ($UNDER_LOAD + $ENGINES + $(gate))"
+  run_nextest host -E "not ($UNDER_LOAD + $ENGINES + $KUBE + $(gate))"
   in_background extend || fail extend.py # compiles a copy
   wait_for_python
   phase 'building the packages' # beside the guest, which has one processor and goes first

@@ -87,6 +87,20 @@ fetch_package() {
   rm -rf "$work"
 }
 
+# The path of a static busybox: the installed one, or an unpacked package (installing it may push out another busybox).
+static_busybox() {
+  local candidate cache
+  cache=$(test_cache)
+  for candidate in /usr/bin/busybox /bin/busybox "$cache/busybox/bin/busybox"; do
+    if [[ -x $candidate ]] && ! ldd "$candidate" >/dev/null 2>&1; then
+      echo "$candidate"
+      return
+    fi
+  done
+  fetch_package busybox-static "$cache/busybox" >&2 || return 1
+  echo "$cache/busybox/bin/busybox"
+}
+
 # wait_until SECONDS COMMAND...: polls until the command succeeds; fails at the deadline.
 wait_until() {
   local deadline=$((SECONDS + $1))

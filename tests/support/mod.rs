@@ -9,6 +9,7 @@ pub mod cri;
 pub mod docker;
 pub mod engines;
 pub mod grpc;
+pub mod kube;
 pub mod load;
 pub mod metrics;
 pub mod oom;
