@@ -26,10 +26,16 @@ fn counts<'a>(metrics: &'a Metrics, family: &str, of: PodContainer, label: &str)
     series.filter(|(.., count)| *count > 0.0).map(|(_, labels, count)| (value(labels), *count)).collect()
 }
 
+/// An error where a container has no counts: none is not 0.
+fn is_known(metrics: &Metrics, family: &str, of: PodContainer) -> Result<(), String> {
+    let series = metrics.all(family, &of.labels());
+    if series.is_empty() { Err(format!("no {family} of {of:?}")) } else { Ok(()) }
+}
+
 /// Waits until exactly these kills are counted, by victim.
 fn has_kills(node: &Node, of: PodContainer, kills: &[(&str, f64)]) {
     node.eventually(&format!("kills of {of:?}: {kills:?}"), |metrics| {
-        metrics.try_value(INFO, &of.labels())?;
+        is_known(metrics, KILLS, of)?;
         match counts(metrics, KILLS, of, "victim") {
             found if found == kills => Ok(()),
             found => Err(format!("{found:?}")),
@@ -40,7 +46,7 @@ fn has_kills(node: &Node, of: PodContainer, kills: &[(&str, f64)]) {
 /// Waits until exactly these ends are counted, by reason.
 fn has_ends(node: &Node, of: PodContainer, ends: &[(&str, f64)]) {
     node.eventually(&format!("ends of {of:?}: {ends:?}"), |metrics| {
-        metrics.try_value(INFO, &of.labels())?;
+        is_known(metrics, EXITS, of)?;
         match counts(metrics, EXITS, of, "reason") {
             found if found == ends => Ok(()),
             found => Err(format!("{found:?}")),

@@ -1,7 +1,8 @@
 //! What `memledger why` and `memledger doctor` say in the pod, and that their commands work.
 
 use super::{assert_text, has_ends, has_kills, on_node};
-use crate::support::kube::Node;
+use crate::support::eventually;
+use crate::support::kube::{Namespace, Node};
 
 /// People know pods by `kubectl get pods`; nearly all containers are called main.
 #[test]
@@ -31,11 +32,87 @@ fn doctor_finds_the_sources_of_the_chart() {
     );
 }
 
+/// Lets pods reach a pod by the address of its Service, as kube-proxy would, which this node does not have.
+fn serve_as(node: &Node, service: &str, pod: &str) {
+    let target = format!("{pod}:10853");
+    let to_pod =
+        ["PREROUTING", "-d", service, "-p", "tcp", "--dport", "10853", "-j", "DNAT", "--to", &target];
+    // the answer must come back through the node, although both pods are on one bridge
+    let from_node = ["POSTROUTING", "-s", "10.124.0.0/24", "-d", pod, "-j", "MASQUERADE"];
+    for rule in [&to_pod[..], &from_node] {
+        let added = node.run(&[&["iptables", "-w", "-t", "nat", "-I"], rule].concat());
+        assert!(added.succeeded, "{}", added.words());
+    }
+}
+
 /// Asks the Service of the chart for its health.
 #[test]
 fn helm_test_passes() {
     let Some(node) = Node::shared() else { return };
+    let service = node.get(&["-n", "memledger", "service", "memledger"]).expect("the Service");
+    let address = service["spec"]["clusterIP"].as_str().expect("its address");
+    serve_as(&node, address, &node.memledger_address().expect("the pod's address"));
     let tested = node.run(&["helm", "test", "memledger", "-n", "memledger", "--timeout", "60s"]);
-    let pod = || node.try_kubectl(&["-n", "memledger", "logs", "memledger-answers"]);
-    assert!(tested.succeeded, "{}; its log: {:?}", tested.words(), pod());
+    let log = || node.try_kubectl(&["-n", "memledger", "logs", "memledger-answers"]);
+    assert!(tested.succeeded, "{}; its log: {:?}", tested.words(), log());
+}
+
+/// Installs the chart a second time, in the namespace of a test, and returns what Helm printed.
+fn install(namespace: &Namespace, level: &str, values: &[&str]) -> String {
+    let label = format!("pod-security.kubernetes.io/enforce={level}");
+    namespace.node.kubectl(&["label", "namespace", &namespace.name, &label]);
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/helm/memledger");
+    let mut words = vec![
+        "helm",
+        "install",
+        "other",
+        chart,
+        "-n",
+        &namespace.name,
+        "--set",
+        "image.registry=registry.example",
+    ];
+    // of the other one, which has the port and the ledger of this node
+    words.extend(["--set", "state.hostPath="]);
+    words.extend(values.iter().flat_map(|value| ["--set", *value]));
+    let installed = namespace.node.run(&words);
+    assert!(installed.succeeded, "{}", installed.words());
+    installed.words()
+}
+
+/// The table of symptoms in docs/kubernetes.md.
+#[test]
+fn events_name_what_keeps_the_chart_from_running() {
+    for (what, level, value, symptom) in [
+        ("level", "baseline", "port=10853", "violates PodSecurity"),
+        ("socket", "privileged", "runtime.socket=/run/other/containerd.sock", "hostPath type check failed"),
+        ("class", "privileged", "nvidia.runtimeClassName=nvidia", "RuntimeClass"),
+    ] {
+        on_node(what, |node, namespace| {
+            install(namespace, level, &[value]);
+            eventually(symptom, || {
+                let events = node.try_kubectl(&[
+                    "-n",
+                    &namespace.name,
+                    "get",
+                    "events",
+                    "-o",
+                    "jsonpath={.items[*].message}",
+                ])?;
+                if events.contains(symptom) { Ok(()) } else { Err(events) }
+            });
+        });
+    }
+}
+
+/// Else it is the first that a node without memory evicts, again after each start (`kube::eviction`).
+#[test]
+fn memledger_is_critical_to_its_node() {
+    let Some(node) = Node::shared() else { return };
+    let pods =
+        node.get(&["-n", "memledger", "pods", "-l", "app.kubernetes.io/name=memledger"]).expect("its pod");
+    let spec = &pods["items"][0]["spec"];
+    assert_eq!(spec["priorityClassName"], "system-node-critical");
+    let resources = &spec["containers"][0]["resources"];
+    assert_eq!(resources["requests"]["memory"], resources["limits"]["memory"], "{resources}");
 }

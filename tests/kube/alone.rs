@@ -1,8 +1,8 @@
 //! Restarts of containerd, the kubelet and memledger: with no other test beside them.
 
-use super::{HOST_KILLS, INFO, KILLS, has_ends, has_kills, on_node};
-use crate::support::eventually;
+use super::{HOST_KILLS, INFO, KILLS, assert_text, counts, has_ends, has_kills, on_node};
 use crate::support::kube::{Node, PodContainer};
+use crate::support::{eventually, holds_in_time};
 
 /// Waits until memledger has read the runtime as often as it takes to be connected.
 fn is_connected(node: &Node) {
@@ -10,6 +10,24 @@ fn is_connected(node: &Node) {
         up if up >= 1.0 => Ok(()),
         up => Err(format!("{up}")),
     });
+}
+
+/// Deletes memledger's pod, as docs/kubernetes.md says.
+fn delete_memledger(node: &Node) -> Result<String, String> {
+    let label = "app.kubernetes.io/name=memledger";
+    let node_name = "spec.nodeName=node1";
+    node.try_kubectl(&["-n", "memledger", "delete", "pod", "-l", label, "--field-selector", node_name])
+}
+
+/// Gives the tests that come later a memledger that is connected, when a test with a restart of containerd fails.
+struct ConnectedAfterFailure<'a>(&'a Node);
+
+impl Drop for ConnectedAfterFailure<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = delete_memledger(self.0);
+        }
+    }
 }
 
 /// Deletes memledger's pod, and waits until the next one responds.
@@ -23,17 +41,7 @@ fn recreate_memledger(node: &Node) {
     };
     let before: Result<_, String> = uid();
     let before = before.expect("memledger's pod").0;
-    // as docs/kubernetes.md says
-    node.kubectl(&[
-        "-n",
-        "memledger",
-        "delete",
-        "pod",
-        "-l",
-        "app.kubernetes.io/name=memledger",
-        "--field-selector",
-        "spec.nodeName=node1",
-    ]);
+    delete_memledger(node).expect("kubectl deletes it");
     eventually("the next pod is ready", || match uid()? {
         (uid, true) if uid != before => Ok(()),
         other => Err(format!("{other:?}")),
@@ -41,15 +49,22 @@ fn recreate_memledger(node: &Node) {
     is_connected(node);
 }
 
-/// Waits until the kills of all containers, those outside, and those without an owner are all of the host.
+/// Waits until the kills of all containers, those outside, and those without an owner are all of the host. A kill is in a part once it is
+/// settled, so this needs some seconds without kills, for which others on this machine may be waited for.
 pub(super) fn parts_sum(node: &Node) {
-    node.eventually("the parts are the host's total", |metrics| {
-        let total = metrics.try_value(HOST_KILLS, &[])?;
-        let parts = metrics.sum(KILLS, &[])
-            + metrics.sum("memledger_host_process_oom_kills_total", &[])
-            + metrics.try_value("memledger_oom_kills_unattributed_total", &[])?;
-        if parts == total { Ok(()) } else { Err(format!("{parts} of {total}")) }
-    });
+    let mut found = String::new();
+    let mut is_sum = || {
+        let parts = node.metrics().and_then(|metrics| {
+            let total = metrics.try_value(HOST_KILLS, &[])?;
+            let parts = metrics.sum(KILLS, &[])
+                + metrics.sum("memledger_host_process_oom_kills_total", &[])
+                + metrics.try_value("memledger_oom_kills_unattributed_total", &[])?;
+            if parts == total { Ok(()) } else { Err(format!("{parts} of {total}")) }
+        });
+        parts.inspect_err(|error| found.clone_from(error)).is_ok()
+    };
+    let sums = (0..3).any(|_| holds_in_time(&mut is_sum));
+    assert!(sums, "the parts are not the host's total: {found}");
 }
 
 /// Its socket is mounted as a file, which is another one after the restart: containers have their short id until memledger's pod is
@@ -57,10 +72,8 @@ pub(super) fn parts_sum(node: &Node) {
 #[test]
 fn kill_after_a_restart_of_containerd_gets_its_name() {
     on_node("containerd", |node, namespace| {
-        let Some(up) = node.metrics().ok().map(|metrics| metrics.sum("memledger_runtime_up", &[])) else {
-            panic!("no metrics")
-        };
-        assert!(up >= 1.0, "{up}");
+        is_connected(node);
+        let _restored = ConnectedAfterFailure(node);
         node.stop("containerd");
         node.start("containerd", &[]);
         node.eventually(
@@ -70,8 +83,11 @@ fn kill_after_a_restart_of_containerd_gets_its_name() {
                 ref other => Err(format!("{other:?}")),
             },
         );
-        let doctor = node.memledger(&["doctor"]).words();
-        super::assert_text("doctor", &doctor, &["refused"], &[]);
+        // right after it, kubectl exec fails too
+        eventually("the answer of doctor", || match node.memledger(&["doctor"]).words() {
+            words if words.contains("the runtime was restarted, and its old socket is mounted") => Ok(()),
+            words => Err(words),
+        });
 
         namespace.apply("main-killed");
         let container = namespace.container("main-killed", "main");
@@ -89,7 +105,13 @@ fn kill_after_a_restart_of_containerd_gets_its_name() {
         });
 
         recreate_memledger(node);
-        has_kills(node, container, &[("main", 1.0)]);
+        node.eventually("the kill under its name", |metrics| {
+            match counts(metrics, KILLS, container, "victim")[..] {
+                [(_, 1.0)] => Ok(()),
+                ref other => Err(format!("{other:?}")),
+            }
+        });
+        assert_text("why", &node.why(&container.path()), &["OUT OF MEMORY"], &[]);
         node.eventually("the time of the kill", |metrics| {
             metrics.try_value("memledger_container_last_oom_kill_timestamp_seconds", &container.labels())
         });
@@ -134,6 +156,8 @@ fn restart_of_the_kubelet_loses_nothing() {
         namespace.runs("running");
         same();
         assert_eq!(id(running), before);
+        let doctor = node.memledger(&["doctor"]).words();
+        assert_text("doctor", &doctor, &["ok pod resources"], &["MISSING"]);
         parts_sum(node);
     });
 }

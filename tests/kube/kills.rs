@@ -125,9 +125,10 @@ fn sidecar() {
     });
 }
 
+/// Its end cannot be told from one of its first process.
 #[test]
 fn child_of_a_shell_that_returns_its_status() {
-    check(&KillCase { pod: "shell-exits-137", kills: &[("child", 1.0)], ..MAIN });
+    check(&KillCase { pod: "shell-exits-137", ..MAIN });
 }
 
 #[test]
@@ -186,12 +187,8 @@ fn neighbour_under_the_limit_of_a_pod() {
             });
         }
         let why = node.why(&big.path());
-        assert_text(
-            "why big",
-            &why,
-            &["OUT OF MEMORY", "pod-limit", "memory limit of 128.0 MiB"],
-            &[OWN_LIMIT],
-        );
+        let limit = format!("at the limit of pod {}/pod-limit (all its containers together)", namespace.name);
+        assert_text("why big", &why, &["OUT OF MEMORY", &limit, "128.0 MiB"], &["its own limit"]);
         assert_text("why innocent", &node.why(&innocent.path()), &["COMPLETED"], &["OUT OF MEMORY"]);
     });
 }
@@ -258,5 +255,31 @@ fn pods_of_a_job() {
                 _ => Err(format!("{kills:?}")),
             }
         });
+    });
+}
+
+/// A debug container has no limit of its own, and is killed at that of its pod.
+#[test]
+fn debug_container() {
+    on_node("debug", |node, namespace| {
+        namespace.apply("steady");
+        namespace.runs("steady");
+        let image = "--image=registry.example/box:1";
+        namespace.kubectl(&[
+            "debug",
+            "steady",
+            image,
+            "-c",
+            "debugger",
+            "--profile=general",
+            "--",
+            "hog",
+            "eat",
+        ]);
+        let [debugger, main] = ["debugger", "main"].map(|name| namespace.container("steady", name));
+        has_kills(node, debugger, &[("main", 1.0)]);
+        has_ends(node, debugger, &[("oom_container", 1.0)]);
+        has_kills(node, main, &[]);
+        assert_text("why", &node.why(&debugger.path()), &["OUT OF MEMORY", "exit code 137"], &[]);
     });
 }

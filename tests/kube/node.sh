@@ -80,7 +80,8 @@ make_namespaces() {
 start() {
   local name=$1
   shift
-  inside setsid nice -n 5 "$@" </dev/null >>"$folder/logs/$name" 2>&1 &
+  # as the process that becomes the program, so that its pid is the program's
+  enter exec setsid nice -n 5 "$@" </dev/null >>"$folder/logs/$name" 2>&1 &
   echo $! >"$folder/pid/$name"
 }
 
@@ -303,17 +304,12 @@ END
   wait_until 60 inside curl -sf http://127.0.0.1:10248/healthz || give_up 'the kubelet'
 }
 
-# As docs/kubernetes.md does. No kube-proxy gives Services their addresses: two rules do that for the one of memledger.
+# As docs/kubernetes.md does.
 install_chart() {
-  local service pod
   inside kubectl create namespace memledger
   inside kubectl label namespace memledger pod-security.kubernetes.io/enforce=privileged
   inside helm install memledger "$here/../../helm/memledger" -n memledger --set "image.registry=$REGISTRY" \
     --set 'settings.cri\.pod-labels={team}' --wait --timeout 90s || give_up 'the chart'
-  service=$(inside kubectl -n memledger get service memledger -o 'jsonpath={.spec.clusterIP}')
-  pod=$(inside kubectl -n memledger get pods -o 'jsonpath={.items[0].status.podIP}')
-  inside iptables -w -t nat -A PREROUTING -d "$service" -p tcp --dport 10853 -j DNAT --to "$pod:10853"
-  inside iptables -w -t nat -A POSTROUTING -s "$PODS" -d "$PODS" -j MASQUERADE
 }
 
 # record_kills FILE: how many processes the OOM killer has killed on this machine

@@ -125,15 +125,20 @@ impl Node {
         self.memledger(&["why", name]).words()
     }
 
+    /// Returns the address of memledger's pod.
+    pub fn memledger_address(&self) -> Result<String, String> {
+        let pods = self.get(&["-n", "memledger", "pods", "-l", "app.kubernetes.io/name=memledger"])?;
+        let is_kept = |pod: &&serde_json::Value| pod["metadata"]["deletionTimestamp"].is_null();
+        let mut pods = pods["items"].as_array().into_iter().flatten().filter(is_kept);
+        let address = pods.find_map(|pod| pod["status"]["podIP"].as_str().map(str::to_owned));
+        address.ok_or_else(|| "memledger's pod has no address".to_owned())
+    }
+
     /// Returns the response of memledger's pod to a request.
     fn request(&self, path: &str) -> Result<String, String> {
         let mut address = self.address.borrow_mut();
         if address.is_empty() {
-            let pods = self.get(&["pods", "-n", "memledger", "-l", "app.kubernetes.io/name=memledger"])?;
-            let running = |pod: &&serde_json::Value| pod["metadata"]["deletionTimestamp"].is_null();
-            let pods = pods["items"].as_array().into_iter().flatten();
-            let ip = pods.filter(running).find_map(|pod| pod["status"]["podIP"].as_str());
-            ip.ok_or("memledger's pod has no address")?.clone_into(&mut address);
+            *address = self.memledger_address()?;
         }
         let url = format!("http://{address}:10853{path}");
         let response = self.run(&["curl", "--silent", "--show-error", "--fail", "--max-time", "10", &url]);
