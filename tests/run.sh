@@ -189,6 +189,8 @@ test_kube() {
   local filter=$KUBE
   [[ -n ${FULL:-} ]] || filter="$KUBE - $KUBE_FULL"
   if (($# == 0)); then set -- -E "$filter"; fi
+  # what only nextest builds would be built beside the node, and make its times another machine's
+  "$MEMLEDGER_TEST_NEXTEST" nextest run --workspace --locked --no-run
   phase 'the node'
   if start_node; then test_on_node host "$@"; else fail 'the node'; fi
   [[ -n ${FULL:-} ]] || return 0
