@@ -1,5 +1,7 @@
 //! What `memledger why` and `memledger doctor` say in the pod, and that their commands work.
 
+use regex::Regex;
+
 use super::{assert_text, has_ends, has_kills, on_node};
 use crate::support::eventually;
 use crate::support::kube::{Namespace, Node};
@@ -115,4 +117,58 @@ fn memledger_is_critical_to_its_node() {
     assert_eq!(spec["priorityClassName"], "system-node-critical");
     let resources = &spec["containers"][0]["resources"];
     assert_eq!(resources["requests"]["memory"], resources["limits"]["memory"], "{resources}");
+}
+
+/// `--previous` has no log of a container that is not restarted, and nearly all containers are called main.
+#[test]
+fn commands_of_an_answer_work() {
+    on_node("commands", |node, namespace| {
+        namespace.apply("exits-137");
+        let container = namespace.container("exits-137", "main");
+        has_ends(node, container, &[("killed", 1.0)]);
+        let why = node.why(&container.path());
+        let command =
+            Regex::new(r"kubectl logs (-[-a-zA-Z0-9]+ )*[-a-zA-Z0-9/ ]* -c main").expect("a pattern");
+        let commands: Vec<_> = command.find_iter(&why).map(|found| found.as_str()).collect();
+        assert!(!commands.is_empty(), "{why}");
+        for command in commands {
+            let output = node.run(&["sh", "-c", command]);
+            assert!(output.succeeded, "{command}: {}", output.words());
+        }
+        assert_text("why", &why, &[], &["memledger why main "]);
+    });
+}
+
+/// What kind of container it is explains what its end means to the pod.
+#[test]
+fn why_of_a_pod_has_kinds_of_containers() {
+    on_node("kinds", |node, namespace| {
+        for (pod, name, kind) in [("init-killed", "prepare", "init"), ("sidecar-killed", "proxy", "sidecar")]
+        {
+            namespace.apply(pod);
+            has_kills(node, namespace.container(pod, name), &[("main", 1.0)]);
+            let why = node.why(&format!("{}/{pod}", namespace.name));
+            assert!(why.replace(pod, "").to_lowercase().contains(kind), "no {kind:?} in: {why}");
+        }
+    });
+}
+
+#[test]
+fn doctor_does_not_ask_for_what_a_pod_has_by_other_ways() {
+    let Some(node) = Node::shared() else { return };
+    let text = node.memledger(&["doctor", "--all"]).words();
+    // the runtime of the kubelet has the names, and the device is missing in the container only
+    assert_text("doctor", &text, &[], &["/dev/kmsg is missing on this host", "docker: no socket"]);
+}
+
+/// Its kills are known since its start, so none of unknown containers is its own.
+#[test]
+fn why_of_a_running_container_lists_no_kills_of_others() {
+    on_node("lists", |node, namespace| {
+        namespace.apply("steady");
+        namespace.runs("steady");
+        let container = namespace.container("steady", "main");
+        node.eventually("it is known", |metrics| metrics.try_value(super::INFO, &container.labels()));
+        assert_text("why", &node.why(&container.path()), &[], &["OOM kills whose container is not known"]);
+    });
 }

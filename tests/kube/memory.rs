@@ -144,3 +144,50 @@ fn memory_volume_is_its_writers_shared_memory() {
         });
     });
 }
+
+/// Returns the memory that the kubelet has of a pod with all that is charged to it.
+fn kubelet_pod_usage(node: &Node, namespace: &str) -> Result<f64, String> {
+    let summary = node.kubelet_summary()?;
+    let pods = summary["pods"].as_array().ok_or("no pods")?;
+    let pod = pods.iter().find(|pod| pod["podRef"]["namespace"] == namespace).ok_or("not the pod")?;
+    pod["memory"]["usageBytes"].as_f64().ok_or_else(|| format!("{pod}"))
+}
+
+/// The file stays, and is charged to the pod alone once the container that wrote it has ended.
+#[test]
+fn memory_volume_of_an_ended_container_is_its_pods() {
+    on_node("pod-use", |node, namespace| {
+        namespace.apply("memory-volume");
+        namespace.runs("memory-volume");
+        namespace.kubectl(&["exec", "memory-volume", "-c", "main", "--", "kill", "1"]);
+        eventually("its restart", || {
+            let status = namespace.status("memory-volume", "main")?;
+            if status["restartCount"] == 1 && status["ready"] == true {
+                Ok(())
+            } else {
+                Err(format!("{status}"))
+            }
+        });
+        let pod = [("k8s_namespace_name", namespace.name.as_str()), ("k8s_pod_name", "memory-volume")];
+        eventually("the pod's memory", || {
+            let kubelet = kubelet_pod_usage(node, &namespace.name)?;
+            let metrics = node.metrics()?;
+            let usage = metrics.try_value("memledger_pod_memory_usage_bytes", &pod)?;
+            let component = |name| {
+                let labels = [pod[0], pod[1], ("component", name)];
+                metrics.try_value("memledger_pod_memory_component_bytes", &labels)
+            };
+            let (containers, rest) = (component("containers")?, component("rest")?);
+            let limit = metrics.try_value("memledger_pod_memory_limit_bytes", &pod)?;
+            let matches = (usage - kubelet).abs() <= TOLERANCE
+                && containers + rest == usage
+                && rest >= 40.0 * MIB
+                && limit == 128.0 * MIB;
+            if matches {
+                Ok(())
+            } else {
+                Err(format!("{usage} ({kubelet}) = {containers} + {rest}, limit {limit}"))
+            }
+        });
+    });
+}
