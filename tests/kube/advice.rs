@@ -139,20 +139,6 @@ fn commands_of_an_answer_work() {
     });
 }
 
-/// What kind of container it is explains what its end means to the pod.
-#[test]
-fn why_of_a_pod_has_kinds_of_containers() {
-    on_node("kinds", |node, namespace| {
-        for (pod, name, kind) in [("init-killed", "prepare", "init"), ("sidecar-killed", "proxy", "sidecar")]
-        {
-            namespace.apply(pod);
-            has_kills(node, namespace.container(pod, name), &[("main", 1.0)]);
-            let why = node.why(&format!("{}/{pod}", namespace.name));
-            assert!(why.replace(pod, "").to_lowercase().contains(kind), "no {kind:?} in: {why}");
-        }
-    });
-}
-
 #[test]
 fn doctor_does_not_ask_for_what_a_pod_has_by_other_ways() {
     let Some(node) = Node::shared() else { return };
