@@ -12,7 +12,7 @@
 #        node.sh down FOLDER              ends and removes all of it, also what is half started
 #
 # Needs root, containerd, runc, the CNI plugins, a static busybox, and $MEMLEDGER_TEST_KUBE, _HELM, _KUBECTL and _HOG of the env file.
-#   $KUBE_CONTAINERD  the folder of another containerd, with its shim, ctr and runc
+#   $KUBE_CONTAINERD  the folder of another containerd, with its shim and ctr
 #   $KUBE_EVICT       available memory below which the kubelet evicts pods, default 100Mi; as of its next start
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -38,7 +38,7 @@ give_up() {
 
 # --- its namespaces, which exist as long as a process of them
 
-# Another containerd must find its own shim and runc first.
+# Another containerd must find its own shim first.
 programs_path() { echo "${KUBE_CONTAINERD:+$KUBE_CONTAINERD:}$MEMLEDGER_TEST_KUBE/bin:${MEMLEDGER_TEST_HELM%/*}:$PATH"; }
 
 inside() { enter command "$@"; }
@@ -208,6 +208,11 @@ version = 3
 [plugins.'io.containerd.cri.v1.runtime'.cni]
   bin_dirs = ["/usr/lib/cni"]
   conf_dir = "$folder/cni"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+  # the newest one is built without seccomp, which the chart requests
+  BinaryName = "$(type -P runc)"
 END
   fi >"$folder/containerd.toml"
   cat >"$folder/cni/10-bridge.conflist" <<END
