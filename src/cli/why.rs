@@ -390,10 +390,13 @@ impl Answer<'_> {
             return vec![]; // its end is known, and no other container can have its name
         }
         let has_kill = verdict.pid.is_some() || verdict.cause == Cause::OomUnnamed;
+        // a pod's ended container of that name would exist too, and a pod that is created anew has most often another name
+        let is_running_in_pod = exists && !subject.identity.k8s_pod.is_empty();
         let may_be_meant = |kill: &&Kill| {
             let is_before = subject.started.map_or(verdict.at.is_none(), |started| kill.at <= started);
             let is_after = verdict.at.is_some_and(|at| kill.at > at);
-            is_after || ((is_before || kill.owner == KillOwner::Unattributed) && !has_kill)
+            let is_possible = is_before || kill.owner == KillOwner::Unattributed;
+            is_after || is_possible && !has_kill && !(is_before && is_running_in_pod)
         };
         self.kills_of_unknown_containers().into_iter().filter(may_be_meant).collect()
     }

@@ -22,6 +22,7 @@ use super::{
 };
 use crate::clock::Timestamp;
 use crate::config::Filter;
+use crate::host::process::ProcessId;
 use crate::host::{Dir, HostPaths, ReadError};
 use crate::parse::process::cgroup_path;
 
@@ -125,22 +126,35 @@ impl Registry {
         commands.retain(|(_, id)| has_no_cgroup(id));
         inventory.commands = commands;
         let inventory = Arc::new(inventory);
-        let newest_unnamed_pod = self.newest_unnamed_pod();
+        let newest_unnamed_start = self.newest_unnamed_start();
         for source in &self.sources {
-            source.lock().newest_unnamed_pod = newest_unnamed_pod;
+            source.lock().newest_unnamed_start = newest_unnamed_start;
         }
         let ended = ended_since(&before, &inventory, &short_lived, &self.filter);
         self.inventory = Arc::clone(&inventory);
         (InventoryUpdate { inventory, ended }, walked)
     }
 
-    /// Returns when the newest container of a pod was first seen that nothing names.
-    fn newest_unnamed_pod(&self) -> Option<Timestamp> {
+    /// Returns when the newest container of a pod that nothing names was started, in seconds since the boot: the start of its oldest
+    /// process, because that of a container that runs for longer may have started others since.
+    fn newest_unnamed_start(&self) -> Option<f64> {
+        let (tree, host_paths) = (self.tree.as_ref()?, self.processes.as_ref()?);
         let is_in_pod = |candidate: &&ContainerCgroup| {
             candidate.path.iter().any(|name| name.to_str().is_some_and(is_of_kubelet))
         };
-        let candidates = self.tree.as_ref().map_or(&[][..], CgroupTree::candidates);
-        candidates.iter().filter(is_in_pod).filter_map(|it| self.nameless.get(&it.id).copied()).max()
+        let oldest_start = |candidate: &ContainerCgroup| {
+            let dir = Dir::open(&tree.hierarchy().root.join(&candidate.path)).ok()?;
+            let mut buffer = Vec::new();
+            let list = dir.file("cgroup.procs").ok()?.read_once(&mut buffer).ok()?;
+            let pids = list
+                .split(|byte| *byte == b'\n')
+                .filter_map(|line| std::str::from_utf8(line).ok()?.parse().ok());
+            pids.filter_map(|pid| Some(ProcessId::read(&host_paths.proc, pid).ok()?.start_ticks)).min()
+        };
+        let unnamed =
+            tree.candidates().iter().filter(|it| self.nameless.contains_key(&it.id)).filter(is_in_pod);
+        let ticks_per_second = rustix::param::clock_ticks_per_second().max(1) as f64;
+        unnamed.filter_map(oldest_start).max().map(|ticks| ticks as f64 / ticks_per_second)
     }
 
     fn merge(

@@ -68,8 +68,8 @@ pub struct RuntimeData {
     pub ended_runs: HashSet<ContainerId>,
     /// The commands of runs.
     pub commands: HashMap<ContainerId, ProcessId>,
-    /// When the newest container of a pod was first seen that nothing names.
-    pub newest_unnamed_pod: Option<Timestamp>,
+    /// When the newest container of a pod that nothing names was started, in seconds since the boot.
+    pub newest_unnamed_start: Option<f64>,
     /// GPUs that the kubelet allocated to containers of pods.
     pub allocations: Allocations,
     /// Containers that ended since the last cycle.
@@ -97,7 +97,7 @@ impl RuntimeState {
             sandboxes: HashSet::new(),
             ended_runs: HashSet::new(),
             commands: HashMap::new(),
-            newest_unnamed_pod: None,
+            newest_unnamed_start: None,
             allocations: Allocations::default(),
             ended: vec![],
             events: VecDeque::new(),

@@ -123,19 +123,25 @@ fn memledger_is_critical_to_its_node() {
 #[test]
 fn commands_of_an_answer_work() {
     on_node("commands", |node, namespace| {
-        namespace.apply("exits-137");
-        let container = namespace.container("exits-137", "main");
-        has_ends(node, container, &[("killed", 1.0)]);
-        let why = node.why(&container.path());
-        let command =
-            Regex::new(r"kubectl logs (-[-a-zA-Z0-9]+ )*[-a-zA-Z0-9/ ]* -c main").expect("a pattern");
-        let commands: Vec<_> = command.find_iter(&why).map(|found| found.as_str()).collect();
-        assert!(!commands.is_empty(), "{why}");
-        for command in commands {
-            let output = node.run(&["sh", "-c", command]);
-            assert!(output.succeeded, "{command}: {}", output.words());
+        let command = Regex::new(r"kubectl (logs -n \S+ \S+ -c \S+|get events -n \S+ --field-selector \S+)");
+        let command = command.expect("a pattern");
+        for (pod, reason) in [("exits-137", "killed"), ("exits-3", "error")] {
+            namespace.apply(pod);
+            let container = namespace.container(pod, "main");
+            has_ends(node, container, &[(reason, 1.0)]);
+            let why = node.why(&container.path());
+            let commands: Vec<_> = command.find_iter(&why).map(|found| found.as_str()).collect();
+            assert!(!commands.is_empty(), "{why}");
+            for command in commands {
+                let output = node.run(&["sh", "-c", command]);
+                assert!(output.succeeded, "{command}: {}", output.words());
+            }
+            assert_text("why", &why, &[], &["memledger why main "]);
         }
-        assert_text("why", &why, &[], &["memledger why main "]);
+        let container = namespace.container("exits-3", "main");
+        let why = node.memledger(&["why", &container.path(), "--logs"]).words();
+        let mount = "settings: {container.logs: labelled}";
+        assert_text("why --logs", &why, &["could not be read", mount], &["--logs looks there"]);
     });
 }
 

@@ -120,7 +120,14 @@ async fn resources(socket: &Path) -> Check {
             }
         }
         Ok(Err(error)) => {
-            Check::bad(RESOURCES, format!("{place}: {error}"), LOST, "run as root to read that socket")
+            let found = format!("{place}: {error}");
+            let fix = match found.contains(DENIED) {
+                true => "run as root to read that socket",
+                false => {
+                    "start the kubelet, or set --kubelet.pod-resources to the socket of the one that runs"
+                }
+            };
+            Check::bad(RESOURCES, found, LOST, fix)
         }
         Err(_) => Check::bad(
             RESOURCES,

@@ -51,8 +51,8 @@ const EVENT_DEBOUNCE: Duration = Duration::from_millis(100);
 /// Delay before the next connection attempt; and before a default socket that is not a CRI runtime is tried again.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
-/// A container that is first seen so long after the connection was lost was started by a runtime that is back.
-const BACK_AFTER: Duration = Duration::from_secs(10);
+/// A container that was started so many seconds after the connection was lost was started by a runtime that is back.
+const BACK_AFTER: f64 = 1.0;
 
 /// State across connections; initialized from the ledger's state.
 #[derive(Debug)]
@@ -129,9 +129,11 @@ pub async fn follow(
                     last_logged = why;
                 }
                 source.set_connection(connection);
-                let newest = source.lock().newest_unnamed_pod;
-                let is_back =
-                    newest.zip(lost_at).is_some_and(|(newest, lost)| newest.since(lost) >= BACK_AFTER);
+                let started = source.lock().newest_unnamed_start;
+                let is_after = |(started, lost): (f64, Timestamp)| {
+                    started >= lost.since_boot().as_secs_f64() + BACK_AFTER
+                };
+                let is_back = started.zip(lost_at).is_some_and(is_after);
                 if is_back && connection == ConnectionState::Down && in_pod() {
                     tracing::warn!(
                         runtime = RUNTIME,
