@@ -159,7 +159,9 @@ fn memory_volume_of_an_ended_container_is_its_pods() {
     on_node("pod-use", |node, namespace| {
         namespace.apply("memory-volume");
         namespace.runs("memory-volume");
-        namespace.kubectl(&["exec", "memory-volume", "-c", "main", "--", "kill", "1"]);
+        // the command may be killed with its container before it returns
+        let kill = ["-n", namespace.name.as_str(), "exec", "memory-volume", "-c", "main", "--", "kill", "1"];
+        let _ = node.try_kubectl(&kill);
         eventually("its restart", || {
             let status = namespace.status("memory-volume", "main")?;
             if status["restartCount"] == 1 && status["ready"] == true {
