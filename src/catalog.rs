@@ -362,12 +362,13 @@ catalog! {
         "In a guaranteed pod it is the limit; otherwise it is memory.min, which the kubelet sets with its feature MemoryQoS. Only the API server knows the requests of the others.";
     POD_MEMORY_USAGE = Gauge Global "memledger_pod_memory_usage_bytes" ["k8s_namespace_name", "k8s_pod_name"] max CONTAINERS,
         "Memory charged to a pod's cgroup, page cache included; there while one of its containers runs.",
-        "Beside its running containers that is the pause process, volumes in memory (`emptyDir` with `medium: Memory`) whose container was restarted, and what ended containers left. A pod that is replaced by one of its name and the new one are one series.";
+        "Beside its containers that is the pause process, volumes in memory (`emptyDir` with `medium: Memory`) whose container was restarted, and what ended containers left. A pod that is replaced by one of its name and the new one are one series.";
     POD_MEMORY_LIMIT = Gauge Global "memledger_pod_memory_limit_bytes" ["k8s_namespace_name", "k8s_pod_name"] max CONTAINERS,
         "Memory limit of a pod's cgroup; absent when unlimited.",
         "The kubelet sets it to the sum of the containers' limits if each has one, or to the pod's own (`spec.resources`).";
     POD_MEMORY_COMPONENT = Gauge Global "memledger_pod_memory_component_bytes" ["k8s_namespace_name", "k8s_pod_name", "component"] max 2 * CONTAINERS,
-        "Parts of `memledger_pod_memory_usage_bytes`, which they sum to: `containers`, those that run, and `rest`.";
+        "Parts of `memledger_pod_memory_usage_bytes`, which they sum to: `containers`, those with series of their own, and `rest`.",
+        "A container that a filter excludes (`--container.include` and the like), or whose memory could not be read, is in `rest`.";
     CONTAINER_MEMORY_EFFECTIVE_LIMIT = Gauge Container "memledger_container_memory_effective_limit_bytes" [] max CONTAINERS,
         "Lowest memory limit on the container's path to the root of the cgroup tree; absent when unlimited.";
     CONTAINER_MEMORY_HEADROOM = Gauge Container "memledger_container_memory_headroom_bytes" [] max CONTAINERS,

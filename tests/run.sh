@@ -192,11 +192,11 @@ test_kube() {
   # what only nextest builds would be built beside the node, and make its times another machine's
   "$MEMLEDGER_TEST_NEXTEST" nextest run --workspace --locked --no-run
   phase 'the node'
-  if start_node; then test_on_node host "$@"; else fail 'the node'; fi
+  if start_node; then test_on_node host "$@"; else fail 'the node'; stop_node || true; fi
   [[ -n ${FULL:-} ]] || return 0
   [[ -z $node ]] || stop_node || true
   phase 'the node with containerd 2'
-  if start_node "$MEMLEDGER_TEST_ENGINES"; then test_on_node containerd-2 "$@"; else fail 'the node with containerd 2'; fi
+  if start_node "$MEMLEDGER_TEST_ENGINES"; then test_on_node containerd-2 "$@"; else fail 'the node with containerd 2'; stop_node || true; fi
 }
 
 # in_background runs these in a process of their own, which becomes the program: so that gets the signal

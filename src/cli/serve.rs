@@ -39,6 +39,8 @@ use sources::{
     SamplerThread, create_run_spool, refresh_partial, serve_through_stalls, start_reporter, start_sampler,
 };
 
+/// The reason to stop that only a new start of the container mends.
+const STALE_SOCKET: &str = "stale socket";
 /// Time for requests in progress to finish after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -138,7 +140,8 @@ async fn run_on_runtime(config: Config, spans: Option<SpanQueue>) -> anyhow::Res
     servers.stop();
     stop_consumers(running.exporter, running.reports, running.ledger, servers.tasks, &driver_state).await;
     tracing::info!("stopped");
-    Ok(ExitCode::SUCCESS)
+    // whatever starts it again only after a failure does so too
+    Ok(if reason == STALE_SOCKET { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// What runs until the end.
@@ -242,7 +245,7 @@ async fn stop_request(
     let mut stale: FuturesUnordered<_> =
         runtimes.iter().map(|runtime| runtime.stale_socket.notified()).collect();
     tokio::select! {
-        Some(()) = stale.next() => Ok("stale socket"),
+        Some(()) = stale.next() => Ok(STALE_SOCKET),
         signal = stop_signals.next() => Ok(signal),
         // disabled without a listener: there is no server then
         Some(ended) = servers.join_next() => bail!("the HTTP server ended unexpectedly: {ended:?}"),

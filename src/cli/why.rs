@@ -16,11 +16,11 @@ use crate::config::Config;
 use crate::container_logs::tail::{LoggedError, last_error};
 use crate::discover::ContainerId;
 use crate::discover::history::ExistingContainer;
-use crate::events::{Kill, KillOwner, LedgerEvent};
+use crate::events::{ContainerRef, Kill, KillOwner, LedgerEvent};
 use crate::explain::live::{HostHistory, current_usage, subject_of};
 use crate::explain::{
     self, Cause, Verdict, add_container, add_cuda_error, add_logged_error, has_other_name, kill_line,
-    never_started, not_found, not_started, query_verdict, verdict_without_events, withdraw_reading_of_log,
+    never_started, not_found, not_started, query_verdict, remove_log_advice, verdict_without_events,
 };
 use crate::export::verdict_text::{render, render_all, wrapped};
 use crate::ledger::store::{Query, RunQuery};
@@ -291,7 +291,7 @@ impl RequestedLog {
             }
             Ok(error) => add_logged_error(verdict, error.as_ref()),
             Err(reason) => {
-                withdraw_reading_of_log(verdict);
+                remove_log_advice(verdict);
                 verdict.also.push(format!("Its log could not be read: {reason}."));
             }
         }
@@ -324,6 +324,11 @@ fn find<'a>(host: &'a HostHistory, wanted: &str) -> Option<&'a ExistingContainer
     newest(&|it| it.has_name(wanted))
         .or_else(|| newest(&|it| subject_of(it).identity.is_of_pod(wanted)))
         .or_else(|| newest(&|it| it.id.as_str().starts_with(wanted)))
+}
+
+/// Returns whether a cgroup is in the pod with this UID, which systemd's driver writes with underscores.
+fn is_in_pod(cgroup: &str, uid: &str) -> bool {
+    !uid.is_empty() && (cgroup.contains(uid) || cgroup.contains(&uid.replace('-', "_")))
 }
 
 /// How an answer is printed.
@@ -390,15 +395,22 @@ impl Answer<'_> {
             return vec![]; // its end is known, and no other container can have its name
         }
         let has_kill = verdict.pid.is_some() || verdict.cause == Cause::OomUnnamed;
-        // a pod's ended container of that name would exist too, and a pod that is created anew has most often another name
-        let is_running_in_pod = exists && !subject.identity.k8s_pod.is_empty();
+        // the pod of that name may be another one than before, as of a StatefulSet; those of other names are no part of the answer
+        let pod = self.pod_uid(subject);
+        let is_of_other_pod = |kill: &Kill| pod.is_some_and(|uid| !is_in_pod(&kill.cgroup, uid));
         let may_be_meant = |kill: &&Kill| {
             let is_before = subject.started.map_or(verdict.at.is_none(), |started| kill.at <= started);
             let is_after = verdict.at.is_some_and(|at| kill.at > at);
             let is_possible = is_before || kill.owner == KillOwner::Unattributed;
-            is_after || is_possible && !has_kill && !(is_before && is_running_in_pod)
+            is_after || is_possible && !has_kill && !(is_before && is_of_other_pod(kill))
         };
         self.kills_of_unknown_containers().into_iter().filter(may_be_meant).collect()
+    }
+
+    /// Returns the UID of the pod of a container that exists; `None` of others.
+    fn pod_uid(&self, subject: &ContainerRef) -> Option<&str> {
+        let container = self.host.containers.iter().find(|it| it.id.as_str() == &*subject.container_id)?;
+        container.named.pod.as_ref().map(|pod| &*pod.uid)
     }
 
     /// Prints that nothing is known, and what the container may have been.

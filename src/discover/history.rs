@@ -60,7 +60,7 @@ pub struct ExistingContainer {
     pub limit_bytes: Option<u64>,
     /// Why its last start failed, as its runtime records it.
     pub start_error: Option<String>,
-    /// The file of its log on the host; `None` if its runtime does not say.
+    /// The file of its log on the host; `None` if its runtime does not report it.
     pub log_path: Option<PathBuf>,
     /// How often its restart policy has restarted it.
     pub restarts: Option<u64>,

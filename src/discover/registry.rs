@@ -18,12 +18,12 @@ use super::cgroup_tree::{CgroupTree, ContainerCgroup};
 use super::path_owner::is_of_kubelet;
 use super::{
     Cgroup, CgroupOwners, ConnectionState, Container, ContainerId, ContainerRecord, Identity, Inventory,
-    RuntimeState, Version, run,
+    RuntimeState, Version, cri, run,
 };
 use crate::clock::Timestamp;
 use crate::config::Filter;
 use crate::host::process::ProcessId;
-use crate::host::{Dir, HostPaths, ReadError};
+use crate::host::{Dir, HostPaths, ReadError, in_pod};
 use crate::parse::process::cgroup_path;
 
 /// Longest time that a container is held back while a runtime may still name it.
@@ -94,6 +94,7 @@ impl Registry {
             short_lived.append(&mut state.ended);
             connections.push((source.runtime, state.connection, state.is_up()));
         }
+        self.record_unnamed_start();
         if !changed && !self.waiting {
             return (InventoryUpdate { inventory: Arc::clone(&self.inventory), ended: vec![] }, walked);
         }
@@ -126,35 +127,37 @@ impl Registry {
         commands.retain(|(_, id)| has_no_cgroup(id));
         inventory.commands = commands;
         let inventory = Arc::new(inventory);
-        let newest_unnamed_start = self.newest_unnamed_start();
-        for source in &self.sources {
-            source.lock().newest_unnamed_start = newest_unnamed_start;
-        }
         let ended = ended_since(&before, &inventory, &short_lived, &self.filter);
         self.inventory = Arc::clone(&inventory);
         (InventoryUpdate { inventory, ended }, walked)
     }
 
-    /// Returns when the newest container of a pod that nothing names was started, in seconds since the boot: the start of its oldest
-    /// process, because that of a container that runs for longer may have started others since.
-    fn newest_unnamed_start(&self) -> Option<f64> {
-        let (tree, host_paths) = (self.tree.as_ref()?, self.processes.as_ref()?);
-        let is_in_pod = |candidate: &&ContainerCgroup| {
-            candidate.path.iter().any(|name| name.to_str().is_some_and(is_of_kubelet))
+    /// Records when the newest container of a pod was started that the kubelet's runtime has not named, while that is away: by its oldest
+    /// process, because a container that has run for longer may have started others since.
+    fn record_unnamed_start(&self) {
+        let is_away = |source: &&Arc<RuntimeState>| {
+            source.runtime == cri::RUNTIME && source.lock().connection == ConnectionState::Down
         };
+        let Some(source) = self.sources.iter().find(is_away).filter(|_| in_pod()) else { return };
+        let Some((tree, host_paths)) = self.tree.as_ref().zip(self.processes.as_ref()) else { return };
         let oldest_start = |candidate: &ContainerCgroup| {
             let dir = Dir::open(&tree.hierarchy().root.join(&candidate.path)).ok()?;
             let mut buffer = Vec::new();
             let list = dir.file("cgroup.procs").ok()?.read_once(&mut buffer).ok()?;
-            let pids = list
-                .split(|byte| *byte == b'\n')
-                .filter_map(|line| std::str::from_utf8(line).ok()?.parse().ok());
+            let pids = list.split(|byte| *byte == b'\n');
+            let pids = pids.filter_map(|line| std::str::from_utf8(line).ok()?.parse().ok());
             pids.filter_map(|pid| Some(ProcessId::read(&host_paths.proc, pid).ok()?.start_ticks)).min()
         };
-        let unnamed =
-            tree.candidates().iter().filter(|it| self.nameless.contains_key(&it.id)).filter(is_in_pod);
+        let mut state = source.lock();
+        let is_unnamed_in_pod = |candidate: &&ContainerCgroup| {
+            candidate.path.iter().any(|name| name.to_str().is_some_and(is_of_kubelet))
+                && !state.running.contains_key(&candidate.id)
+                && !state.sandboxes.contains(&candidate.id)
+        };
+        let newest = tree.candidates().iter().filter(is_unnamed_in_pod).filter_map(oldest_start).max();
         let ticks_per_second = rustix::param::clock_ticks_per_second().max(1) as f64;
-        unnamed.filter_map(oldest_start).max().map(|ticks| ticks as f64 / ticks_per_second)
+        let newest = newest.map(|ticks| ticks as f64 / ticks_per_second);
+        state.newest_unnamed_start = state.newest_unnamed_start.into_iter().chain(newest).reduce(f64::max);
     }
 
     fn merge(

@@ -65,14 +65,14 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, contai
     events.insert(at, LedgerEvent::CudaOom(event));
 }
 
-/// Takes out the advice to do what was just done.
-pub fn withdraw_reading_of_log(verdict: &mut Verdict) {
+/// Removes the advice to read the log, which was just read.
+pub fn remove_log_advice(verdict: &mut Verdict) {
     verdict.advice.retain(|line| line != &super::advice::look_into_log(verdict.subject.as_ref()));
 }
 
 /// Adds what the end of the log has to a verdict: the line as evidence, and where the cause was open, the cause.
 pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
-    withdraw_reading_of_log(verdict);
+    remove_log_advice(verdict);
     let Some(found) = found else {
         let read = bytes(crate::container_logs::tail::TAIL_BYTES as u64);
         verdict.also.push(format!("The last {read} of its log have no out-of-memory error that is known."));

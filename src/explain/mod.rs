@@ -39,7 +39,7 @@ use crate::events::{
 use crate::ledger::store::Query;
 use crate::runs::RunRecord;
 pub use answer::WhyDocument;
-pub use container_log::{add_cuda_error, add_logged_error, withdraw_reading_of_log};
+pub use container_log::{add_cuda_error, add_logged_error, remove_log_advice};
 use live::CurrentUsage;
 pub use log_file::{LoggedKill, LoggedKills};
 pub use text::{lasted, printable, roles, short_ids, time, torch_size};

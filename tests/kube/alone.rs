@@ -28,6 +28,31 @@ fn restarts(node: &Node) -> Result<(String, u64), String> {
     uid.zip(restarts).ok_or_else(|| pod["status"].to_string())
 }
 
+/// memledger's pod is deleted, until this is dropped.
+struct MemledgerOff<'a>(&'a Node);
+
+impl<'a> MemledgerOff<'a> {
+    fn new(node: &'a Node) -> Self {
+        Self::select(node, r#""true""#).expect("the DaemonSet is changed");
+        Self(node)
+    }
+
+    /// No node has this label.
+    fn select(node: &Node, value: &str) -> Result<String, String> {
+        let selector = format!(r#"{{"nodeSelector": {{"memledger.test/off": {value}}}}}"#);
+        let patch = format!(r#"{{"spec": {{"template": {{"spec": {selector}}}}}}}"#);
+        node.try_kubectl(&["-n", "memledger", "patch", "daemonset", "memledger", "--patch", &patch])
+    }
+}
+
+impl Drop for MemledgerOff<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = Self::select(self.0, "null") {
+            eprintln!("memledger is not started again: {error}");
+        }
+    }
+}
+
 /// Gives the tests that come later a memledger that is connected, when a test with a restart of containerd fails.
 struct ConnectedAfterFailure<'a>(&'a Node);
 
@@ -153,11 +178,7 @@ fn restart_of_memledger_loses_nothing() {
         namespace.apply("main-killed");
         let before = namespace.container("main-killed", "main");
         has_kills(node, before, &[("main", 1.0)]);
-        let patch = |selector: &str| {
-            let patch = format!(r#"{{"spec": {{"template": {{"spec": {{"nodeSelector": {selector}}}}}}}}}"#);
-            node.kubectl(&["-n", "memledger", "patch", "daemonset", "memledger", "--patch", &patch]);
-        };
-        patch(r#"{"memledger.test/off": "true"}"#);
+        let off = MemledgerOff::new(node);
         eventually("memledger is down", || match node.metrics() {
             Ok(_) => Err("it responds".to_owned()),
             Err(_) => Ok(()),
@@ -167,7 +188,7 @@ fn restart_of_memledger_loses_nothing() {
             let log = node.try_kubectl(&["-n", &namespace.name, "logs", "child-killed"])?;
             if log.contains("-9") { Ok(()) } else { Err(log) }
         });
-        patch(r#"{"memledger.test/off": null}"#);
+        drop(off);
         has_kills(node, before, &[("main", 1.0)]);
         has_kills(node, namespace.container("child-killed", "main"), &[("child", 1.0)]);
         parts_sum(node);

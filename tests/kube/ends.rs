@@ -35,7 +35,7 @@ fn of_each_pod_of_a_deleted_deployment() {
             let ends =
                 pods.iter().map(|pod| counts(metrics, EXITS, namespace.container(pod, "main"), "reason"));
             let ends: Vec<_> = ends.collect();
-            let known = |ends: &Vec<(&str, f64)>| matches!(ends[..], [(reason, 1.0)] if reason != "unknown");
+            let known = |ends: &Vec<(&str, f64)>| matches!(ends[..], [("killed", 1.0)]);
             if ends.iter().all(known) { Ok(()) } else { Err(format!("{ends:?}")) }
         });
     });

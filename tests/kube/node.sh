@@ -23,7 +23,11 @@ usage() { sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0" >&2; exit 2; }
 action=${1:-} folder=${2:-}
 [[ -n $action && -n $folder ]] || usage
 shift 2
-[[ $action == up || -d $folder/pid ]] || exit 0
+if [[ $action != up && ! -d $folder/pid ]]; then
+  [[ $action != down ]] || exit 0 # it was never started
+  echo "node.sh: no node in $folder" >&2
+  exit 1
+fi
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 cgroup=kube-${MEMLEDGER_TEST_RUN:-local}
@@ -39,7 +43,8 @@ give_up() {
 # --- its namespaces, which exist as long as a process of them
 
 # Another containerd must find its own shim first.
-programs_path() { echo "${KUBE_CONTAINERD:+$KUBE_CONTAINERD:}$MEMLEDGER_TEST_KUBE/bin:${MEMLEDGER_TEST_HELM%/*}:$PATH"; }
+# Users have no sbin in their PATH.
+programs_path() { echo "${KUBE_CONTAINERD:+$KUBE_CONTAINERD:}$MEMLEDGER_TEST_KUBE/bin:${MEMLEDGER_TEST_HELM%/*}:$PATH:/usr/sbin:/sbin"; }
 
 inside() { enter command "$@"; }
 
@@ -128,9 +133,17 @@ has_no_cgroup() {
 
 # Nothing has to end in an orderly way: mounts, networks and volumes of pods end with the namespaces.
 down() {
+  local holder
+  holder=$(cat "$folder/pid/holder" 2>/dev/null || true)
   # an interrupted start may not have recorded its namespace
-  if [[ -e $folder/pid/holder && ! -e $folder/namespace ]]; then kill "$(<"$folder/pid/holder")" 2>/dev/null || true; fi
+  if [[ -n $holder && ! -e $folder/namespace ]]; then kill "$holder" 2>/dev/null || true; fi
+  # The kernel gives the number of a namespace that is gone to another one: an open file keeps it. Without the holder only processes in its
+  # cgroups are known to be the node's.
+  if [[ -e $folder/namespace ]] && ! { exec 9<"/proc/${holder:-none}/ns/mnt" && [[ $(readlink "/proc/self/fd/9") == "$(<"$folder/namespace")" ]]; } 2>/dev/null; then
+    rm "$folder/namespace"
+  fi
   wait_until 30 has_no_process || give_up 'the end of its processes'
+  exec 9<&-
   wait_until 30 has_no_cgroup || give_up 'the end of its cgroups'
   rm -rf --one-file-system "$folder"
 }

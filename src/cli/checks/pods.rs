@@ -194,10 +194,10 @@ async fn runtime(config: &Config) -> Check {
                 }
             }
         }
-        Ok(SocketSearch::Nothing { connection: ConnectionState::NoSocket, why }) if why.is_empty() => {
+        Ok(SocketSearch::Nothing { connection: ConnectionState::NoSocket, why, .. }) if why.is_empty() => {
             Check::none(NAME, "no socket of a container runtime for pods", LOST, fix)
         }
-        Ok(SocketSearch::Nothing { connection, why }) => {
+        Ok(SocketSearch::Nothing { connection, why, .. }) => {
             let state = if connection == ConnectionState::Down || in_pod() {
                 CheckState::Bad
             } else {

@@ -58,6 +58,11 @@ impl CriError {
         matches!(self, CriError::Status(_, status) if status.code() == Code::NotFound)
     }
 
+    /// Returns whether no process listens on the socket.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, CriError::Connect(error) if cause(error).contains("refused"))
+    }
+
     /// Returns what an operator can do about it.
     pub fn advice(&self, socket: &Path) -> String {
         let path = socket.display();

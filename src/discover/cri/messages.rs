@@ -210,6 +210,11 @@ impl ContainerStatus {
         (is_start && !self.message.is_empty()).then(|| self.message.clone())
     }
 
+    /// Returns the runtime's flag that an OOM kill ended it; `None` if it has no reason.
+    pub fn oom_flag(&self) -> Option<bool> {
+        (!self.reason.is_empty()).then(|| self.reason == "OOMKilled")
+    }
+
     /// Returns its memory limit in bytes; `None` if it has none, or if it is unknown.
     pub fn memory_limit(&self) -> Option<u64> {
         let limit = self.resources.as_ref()?.linux.as_ref()?.memory_limit_in_bytes;

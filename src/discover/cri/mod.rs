@@ -77,7 +77,7 @@ impl CriResumeState {
     }
 }
 
-/// Follows the kubelet's runtime, and writes its containers and events to `source`. Ends only when memledger has to.
+/// Follows the kubelet's runtime, and writes its containers and events to `source`. Returns when the mounted socket is stale.
 pub async fn follow(
     settings: CriSettings,
     filter: Filter,
@@ -107,7 +107,7 @@ pub async fn follow(
                 }
                 source.set_connection(ConnectionState::Down);
             }
-            SocketSearch::Nothing { connection, why } => {
+            SocketSearch::Nothing { connection, why, is_refused } => {
                 let was_there =
                     matches!(source.lock().connection, ConnectionState::Up | ConnectionState::Down);
                 // a runtime that responds and has no pods left is not down: the kubelet may use another now
@@ -134,7 +134,7 @@ pub async fn follow(
                     started >= lost.since_boot().as_secs_f64() + BACK_AFTER
                 };
                 let is_back = started.zip(lost_at).is_some_and(is_after);
-                if is_back && connection == ConnectionState::Down && in_pod() {
+                if is_back && is_refused && connection == ConnectionState::Down && in_pod() {
                     tracing::warn!(
                         runtime = RUNTIME,
                         "the container runtime was restarted, and the socket that is mounted here is the one before: ending, for the kubelet \
@@ -171,12 +171,14 @@ pub enum SocketSearch {
         connection: ConnectionState,
         /// The reason, for each socket.
         why: String,
+        /// A socket is there on which no process listens.
+        is_refused: bool,
     },
 }
 
 /// Searches the configured sockets for the kubelet's runtime.
 pub async fn find(settings: &CriSettings) -> SocketSearch {
-    let (mut connection, mut why) = (ConnectionState::NoSocket, String::new());
+    let (mut connection, mut why, mut is_refused) = (ConnectionState::NoSocket, String::new(), false);
     for socket in settings.sockets.iter().filter(|socket| socket.exists()) {
         let reason = match connect(socket).await {
             Ok((client, pods)) if pods > 0 || settings.is_explicit => {
@@ -187,6 +189,7 @@ pub async fn find(settings: &CriSettings) -> SocketSearch {
                 format!("{} has none", socket.display())
             }
             Err(error) => {
+                is_refused |= error.is_refused();
                 if settings.is_explicit {
                     connection = ConnectionState::Down;
                 }
@@ -199,7 +202,7 @@ pub async fn find(settings: &CriSettings) -> SocketSearch {
         let paths: Vec<_> = settings.sockets.iter().map(|socket| socket.display().to_string()).collect();
         (connection, why) = (ConnectionState::Down, format!("no socket at {}", paths.join(", ")));
     }
-    SocketSearch::Nothing { connection, why }
+    SocketSearch::Nothing { connection, why, is_refused }
 }
 
 /// Connects to a CRI runtime and counts its pods.

@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::time::Duration;
 
-use futures_util::{Stream, StreamExt, TryStreamExt};
+use futures_util::{FutureExt, Stream, StreamExt, TryStreamExt};
 use prost::Message;
 use tonic::Status;
 
@@ -93,6 +93,7 @@ impl ListedRun {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ObservedEnd {
     exit_code: i64,
+    oom_flag: Option<bool>,
     /// Unix time; `None` if the event has none.
     at: Option<f64>,
     /// The number of the list before it.
@@ -102,7 +103,8 @@ pub struct ObservedEnd {
 /// Returns an end and its time, of which an event may have had more than the lists.
 fn ended(observed: Option<ObservedEnd>, listed_at: f64) -> (f64, EventKind) {
     let at = observed.and_then(|end| end.at).unwrap_or(listed_at);
-    (at, EventKind::Ended { exit_code: observed.map(|end| end.exit_code), oom_flag: None })
+    let (exit_code, oom_flag) = (observed.map(|end| end.exit_code), observed.and_then(|end| end.oom_flag));
+    (at, EventKind::Ended { exit_code, oom_flag })
 }
 
 /// The state of one connection.
@@ -129,9 +131,8 @@ impl<'a> CriReconciler<'a> {
 
     /// Keeps the ends that an event has.
     fn observe(&mut self, event: CriEvent) {
-        for (id, exit_code, at) in event.ends {
-            let end = ObservedEnd { exit_code, at, after_list: self.lists };
-            self.observed.insert(ContainerId::new(&id), end);
+        for (id, end) in event.ends {
+            self.observed.insert(ContainerId::new(&id), ObservedEnd { after_list: self.lists, ..end });
         }
     }
 
@@ -308,8 +309,7 @@ impl<'a> CriReconciler<'a> {
         // containerd sets the start time when it processes the start, and the shim the end time at once: on a busy node a
         // short run ends before it starts. Reported in that order, it would never end.
         let at = unix_seconds(status.finished_at).unwrap_or(now.unix_seconds()).max(started);
-        let oom_flag = (!status.reason.is_empty()).then(|| status.reason == "OOMKilled");
-        let what = EventKind::Ended { exit_code: Some(status.exit_code.into()), oom_flag };
+        let what = EventKind::Ended { exit_code: Some(status.exit_code.into()), oom_flag: status.oom_flag() };
         runtime_events.push(record.event(at, what));
         let was_running = ran || is_reported || reported == Some(ReportedState::Running);
         self.source.end_run(&record.id.clone(), f64::INFINITY, (!was_running).then_some(record));
@@ -346,6 +346,9 @@ impl<'a> CriReconciler<'a> {
                 _ if is_there => {}
                 ReportedState::Running => {
                     let (at, what) = ended(observed, now.unix_seconds());
+                    // as in `apply_ended`
+                    let started = source.lock().running.get(id).and_then(|record| record.started);
+                    let at = at.max(started.unwrap_or(at));
                     let (socket, id) = (std::sync::Arc::default(), id.clone());
                     runtime_events.push(RuntimeEvent { runtime: RUNTIME, socket, id, at, named: None, what });
                 }
@@ -390,8 +393,8 @@ fn has_ended(response: &ContainerStatusResponse) -> bool {
 /// What memledger reads of an event.
 #[derive(Debug, Default, PartialEq)]
 pub struct CriEvent {
-    /// Containers that have ended: id, exit code, Unix time.
-    ends: Vec<(String, i64, Option<f64>)>,
+    /// Containers that have ended, by id.
+    ends: Vec<(String, ObservedEnd)>,
     /// Containers may have changed.
     needs_list: bool,
 }
@@ -400,23 +403,32 @@ impl CriEvent {
     /// Reads an event of CRI, which shows all containers of a pod.
     fn of_pod(event: &ContainerEventResponse) -> Self {
         let ended = event.containers_statuses.iter().filter(|it| it.state() == ContainerState::Exited);
-        let ends = ended.map(|it| (it.id.clone(), it.exit_code.into(), unix_seconds(it.finished_at)));
+        let ends = ended.map(|it| {
+            let end = ObservedEnd {
+                exit_code: it.exit_code.into(),
+                oom_flag: it.oom_flag(),
+                at: unix_seconds(it.finished_at),
+                after_list: 0,
+            };
+            (it.id.clone(), end)
+        });
         Self { ends: ends.collect(), needs_list: true }
     }
 
-    /// Reads an event of containerd: the end of a container or of a sandbox, or of an exec in one, which says nothing.
+    /// Reads an event of containerd: the end of a container or of a sandbox. That of an exec in one is none.
     fn of_containerd(event: &ContainerdEvent) -> Self {
         let exit = event.event.as_ref().and_then(|packed| TaskExit::decode(&*packed.value).ok());
         let Some(exit) = exit.filter(|exit| exit.id == exit.container_id) else { return Self::default() };
         let at =
             exit.exited_at.map(|at| at.seconds as f64 + f64::from(at.nanos) / 1e9).filter(|at| *at > 0.0);
-        Self { ends: vec![(exit.container_id, exit.exit_status.into(), at)], needs_list: true }
+        let end = ObservedEnd { exit_code: exit.exit_status.into(), oom_flag: None, at, after_list: 0 };
+        Self { ends: vec![(exit.container_id, end)], needs_list: true }
     }
 }
 
 type CriEvents = Pin<Box<dyn Stream<Item = Result<CriEvent, Status>> + Send>>;
 
-/// Subscribes to the events that tell of the end of a container.
+/// Subscribes to the events of ends of containers.
 async fn subscribe(client: CriClient, is_containerd_1: bool) -> Result<CriEvents, CriError> {
     Ok(match is_containerd_1 {
         true => Box::pin(client.task_exits().await?.map_ok(|event| CriEvent::of_containerd(&event))),
@@ -439,8 +451,8 @@ pub struct CriConnection<'a> {
     reconciler: CriReconciler<'a>,
     client: CriClient,
     events: CriEventStream,
-    /// Events tell of starts too.
-    tell_of_starts: bool,
+    /// Events include starts.
+    has_start_events: bool,
     /// There was an event since the last list.
     needs_list: bool,
 }
@@ -454,9 +466,9 @@ impl<'a> CriConnection<'a> {
         let version = client.version().await?;
         let (name, version) = (version.runtime_name.as_str(), version.runtime_version.as_str());
         tracing::debug!(runtime = RUNTIME, name, version, "version");
-        let tell_of_starts = events_reach_all(name, version);
-        let events = CriEventStream::Subscribing(Box::pin(subscribe(client.clone(), !tell_of_starts)));
-        Ok(Self { reconciler, client: client.clone(), events, tell_of_starts, needs_list: false })
+        let has_start_events = events_reach_all(name, version);
+        let events = CriEventStream::Subscribing(Box::pin(subscribe(client.clone(), !has_start_events)));
+        Ok(Self { reconciler, client: client.clone(), events, has_start_events, needs_list: false })
     }
 }
 
@@ -472,6 +484,13 @@ impl Runtime for CriConnection<'_> {
     async fn list(&mut self) -> Result<Vec<Container>, CriError> {
         self.needs_list = false;
         let containers = self.client.containers().await?;
+        // the end of a container that is not listed any more came before the response
+        if let CriEventStream::Stream(stream) = &mut self.events {
+            while let Some(Some(Ok(event))) = stream.next().now_or_never() {
+                self.needs_list |= event.needs_list;
+                self.reconciler.observe(event);
+            }
+        }
         let pods = &mut self.reconciler.pods;
         let unknown = containers.iter().any(|container| !pods.contains_key(&container.pod_sandbox_id));
         if unknown || self.reconciler.lists.is_multiple_of(LISTS_PER_SANDBOX_LIST) {
@@ -547,8 +566,8 @@ impl Runtime for CriConnection<'_> {
     }
 
     fn list_interval(&self) -> Duration {
-        let tells_of_all = matches!(self.events, CriEventStream::Stream(_)) && self.tell_of_starts;
-        if tells_of_all { LIST_INTERVAL.1 } else { LIST_INTERVAL.0 }
+        let has_all_events = matches!(self.events, CriEventStream::Stream(_)) && self.has_start_events;
+        if has_all_events { LIST_INTERVAL.1 } else { LIST_INTERVAL.0 }
     }
 }
 

@@ -409,8 +409,8 @@ impl Reconciler {
         }
         if exit.exit_code.is_some_and(|code| code != SIGKILL_STATUS) {
             let may_have_lost_more = self.may_have_lost_more(pending, run, now);
-            let waits_for_log =
-                now.since(pending.noticed) < LOG_TIMEOUT && self.may_log_errors(&pending.id, run);
+            let is_early_for_log = now.since(pending.noticed) < LOG_TIMEOUT && !is_complete;
+            let waits_for_log = is_early_for_log && self.may_log_errors(&pending.id, run);
             let may_report = waits_for_log || is_early && self.connected.contains(&pending.id);
             return self.decide_error(pending, run, request, (is_early, may_have_lost_more, may_report));
         }

@@ -306,7 +306,7 @@ async fn status_that_takes_longer_than_the_first_timeout_arrives() {
     let (settings, filter, mut resume) = (CriSettings::default(), Filter::default(), resume(&[]));
     let reconciler = CriReconciler::new(&settings, &filter, &source, &mut resume);
     let (client, events) = (CriClient::unconnected(), CriEventStream::Unavailable);
-    let connection = CriConnection { reconciler, client, events, tell_of_starts: true, needs_list: false };
+    let connection = CriConnection { reconciler, client, events, has_start_events: true, needs_list: false };
     let follower = RuntimeFollower::start(SlowConnection(connection, Duration::from_secs(3)));
     let started = || source.lock().running.values().any(|record| record.started == Some(200.0));
     let follow = async { follower.await.unwrap().run().await };
