@@ -179,7 +179,7 @@ END
 images() {
   local box=$folder/images/box own=$folder/images/memledger applet version
   mkdir -p "$box/bin" "$box/tmp"
-  cp "$(static_busybox)" "$box/bin/busybox"
+  cp "$(static_busybox "$(test_cache)")" "$box/bin/busybox"
   for applet in $("$box/bin/busybox" --list); do [[ -e $box/bin/$applet ]] || ln -s busybox "$box/bin/$applet"; done
   cp "$MEMLEDGER_TEST_HOG" "$box/bin/hog"
   image "$REGISTRY/box:1" "$box" /bin/sleep 2147483647

@@ -87,18 +87,18 @@ fetch_package() {
   rm -rf "$work"
 }
 
-# The path of a static busybox: the installed one, or an unpacked package (installing it may push out another busybox).
+# static_busybox CACHE: the path of a static busybox: the installed one, or a package that is unpacked there (installing it may push out
+# another busybox).
 static_busybox() {
-  local candidate cache
-  cache=$(test_cache)
-  for candidate in /usr/bin/busybox /bin/busybox "$cache/busybox/bin/busybox"; do
+  local candidate
+  for candidate in /usr/bin/busybox /bin/busybox "$1/busybox/bin/busybox"; do
     if [[ -x $candidate ]] && ! ldd "$candidate" >/dev/null 2>&1; then
       echo "$candidate"
       return
     fi
   done
-  fetch_package busybox-static "$cache/busybox" >&2 || return 1
-  echo "$cache/busybox/bin/busybox"
+  fetch_package busybox-static "$1/busybox" >&2 || return 1
+  echo "$1/busybox/bin/busybox"
 }
 
 # wait_until SECONDS COMMAND...: polls until the command succeeds; fails at the deadline.

@@ -284,7 +284,7 @@ step_engine() {
 
 step_image() {
   local line busybox
-  busybox=$(static_busybox)
+  busybox=$(static_busybox "$cache")
   line=$("$here/image.sh" import "$busybox")
   say "$line"
 }
@@ -322,7 +322,7 @@ step_hog() {
 step_v2guest() {
   local line busybox
   install_packages mmdebstrap e2fsprogs kmod user-mode-linux
-  busybox=$(static_busybox)
+  busybox=$(static_busybox "$cache")
   line=$("$here/../v2host/build.sh" "$cache/v2host" "$busybox")
   say "$line"
 }
