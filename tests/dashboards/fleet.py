@@ -56,6 +56,7 @@ VALUES = {
     "source": [("gpus_", ["nvml"]), ("oom", ["kmsg", "vmstat", "cgroup"]), ("", ["reporter"])],
     "component": [
         ("host_", ["containers", "processes", "page_cache", "kernel", "free"]),
+        ("pod_memory", ["containers", "rest"]),
         ("operation", ["model", "validation"]),
         ("", ["anon", "file", "shmem", "kernel", "other"]),
     ],
