@@ -79,7 +79,7 @@ MUTATIONS = [
     ("lost rules that nobody misses", text(T + "prometheusrule.yaml", "{{- fail (printf \"the chart holds no %s", "{{- print (printf \"the chart holds no %s"), judge.incomplete_chart, None, "without files/rules: expected"),
     ("cases in the package", lambda root: (root / HELM / ".helmignore").unlink(), judge.packaged_chart, None, "the cases of the tests are in the package"),
     ("notes without what to do", text(T + "NOTES.txt", "pod-security.kubernetes.io", "pod.security"), judge.install_notes, None, "the notes lack"),
-    ("notes that do not say what a restart takes", text(T + "NOTES.txt", "--field-selector spec.nodeName", "--on"), judge.install_notes, None, "the notes lack"),
+    ("notes that do not say what a restart takes", text(T + "NOTES.txt", "delete memledger's pod", "look at memledger's pod"), judge.install_notes, None, "the notes lack"),
     ("manifests of before", text(T + "daemonset.yaml", "hostNetwork: {{", "hostIPC: false\n      hostNetwork: {{"), judge.plain_manifests, None, "the pod differs from the chart's"),
     ("an image of another name", text("deploy/kubernetes/kustomization.yaml", "newTag: 0.1.0", "newTag: 0.0.9"), judge.plain_manifests, None, "the pod differs from the chart's"),
     ("advice that is none", text("src/cli/checks/pods.rs", "podResources.enabled: true", "kubelet.enabled: true"), judge.doctor_values, None, "names the value kubelet.enabled, which does not exist"),

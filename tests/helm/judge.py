@@ -340,9 +340,9 @@ def install_notes(root):
     """The notes list the next steps, and warn about the values that were set."""
     folder = root / "helm/memledger"
     for case, wanted in {
-        "default": ["pod-security.kubernetes.io/enforce=privileged", "/memledger doctor", "helm test", "Nothing scrapes it yet", "nvidia.runtimeClassName is empty", "delete pod -l app.kubernetes.io/name=memledger,app.kubernetes.io/instance=memledger --field-selector spec.nodeName=NODE"],
+        "default": ["pod-security.kubernetes.io/enforce=privileged", "/memledger doctor", "helm test", "Nothing scrapes it yet", "nvidia.runtimeClassName is empty"],
         "kmsg": ["WARNING: kmsg.enabled makes the container PRIVILEGED"],
-        "minimal": ["hostPID is off", "runtime.enabled is off", "capabilities.syslog is off", "capabilities.sysPtrace is off", "state.hostPath is empty"],
+        "minimal": ["hostPID is off", "delete memledger's pod on that", "runtime.enabled is off", "capabilities.syslog is off", "capabilities.sysPtrace is off", "state.hostPath is empty"],
         "podmonitor": ["scraped through a PodMonitor"],
         "monitoring": ["scraped through a ServiceMonitor"],
     }.items():  # fmt: skip
