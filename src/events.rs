@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::ClockStep;
 pub use crate::collect::pss::PssMissing;
+use crate::discover::ContainerId;
 pub use crate::discover::Identity;
 use crate::discover::run::RUNTIME as RUN_RUNTIME;
+use crate::lifecycle::{RunId, RunNumber};
 pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
 
 /// Ids of events that are not in the ledger are at least this, and below 2^53, so that JavaScript reads them exactly.
@@ -35,6 +37,10 @@ pub struct ContainerRef {
     /// `docker`, `podman`, ...; empty if unknown.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub runtime: Arc<str>,
+    /// Number of the run in this ledger: with the id of the container it names the run. `None` if no run is known, and in events from
+    /// another ledger.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_number: Option<RunNumber>,
     /// Unix time at which the run started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub started: Option<f64>,
@@ -53,6 +59,12 @@ impl ContainerRef {
         let is_name = self.container_id.get(..12) != Some(&*before) && before != identity.name;
         self.former_names.retain(|name| *name != before && *name != identity.name);
         self.former_names.extend(is_name.then_some(before));
+    }
+
+    /// Returns which run it is.
+    pub fn run_id(&self) -> Option<RunId> {
+        let container = ContainerId::new(&self.container_id);
+        self.run_number.map(|number| RunId { container, number })
     }
 
     /// Returns whether it is a run of `memledger run`.
@@ -571,6 +583,21 @@ impl LedgerEvent {
             LedgerEvent::Exit(exit) => Some(&exit.subject),
             LedgerEvent::GpuError(error) => error.subject.as_ref(),
             LedgerEvent::CudaOom(oom) => Some(&oom.subject),
+        }
+    }
+
+    /// Forgets which run it is of: another ledger numbers its runs by itself.
+    pub fn forget_run_number(&mut self) {
+        match self {
+            LedgerEvent::OomKill(Kill { owner: KillOwner::Container(subject), .. }) => {
+                subject.run_number = None
+            }
+            LedgerEvent::OomKill(_) => {}
+            LedgerEvent::Exit(exit) => exit.subject.run_number = None,
+            LedgerEvent::GpuError(error) => {
+                error.subject.iter_mut().for_each(|subject| subject.run_number = None);
+            }
+            LedgerEvent::CudaOom(oom) => oom.subject.run_number = None,
         }
     }
 

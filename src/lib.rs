@@ -10,6 +10,8 @@
 //!                                |
 //!            discover   lists the containers and finds their cgroups
 //!                                |
+//!            lifecycle  names the runs of containers
+//!                                |
 //!            reporter   receives what processes of containers report from inside
 //!                                |
 //!            container_logs   finds CUDA out-of-memory errors in logs of containers, if that is wanted
@@ -62,6 +64,7 @@ pub mod host;
 pub mod config;
 pub mod connect;
 pub mod discover;
+pub mod lifecycle;
 pub mod reporter;
 pub mod container_logs;
 pub mod gpu;

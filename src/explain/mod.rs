@@ -507,8 +507,9 @@ pub fn exit_verdict<E>(
     }
     let exit = exit.clone();
     let is_linked = |id: u64| exit.ended_by == Some(id) || exit.may_be.contains(&id);
-    let is_of_run =
-        |event: &LedgerEvent| event.subject().is_some_and(|subject| subject.started == exit.subject.started);
+    let is_of_run = |event: &LedgerEvent| {
+        event.subject().and_then(ContainerRef::run_id).is_some_and(|of| Some(of) == exit.subject.run_id())
+    };
     found.retain(|event| match event {
         LedgerEvent::Exit(other) => other.id == exit_id || other.at < exit.at,
         other => other.at() <= exit.at || is_linked(other.id()) || is_of_run(other),

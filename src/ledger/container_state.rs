@@ -1,6 +1,6 @@
 //! One container that the ledger knows, and the starts and ends of its runs. Pure.
 //!
-//! Runtime events and the cycle's inventory both report each run; equal start times identify it.
+//! Runtime events and the cycle's inventory both report each run; it has a number from its first report on.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use super::run::{MAX_START_EVENT_DELAY, Run, START_TOLERANCE};
 use crate::clock::{ClockStep, Timestamp};
 use crate::discover::{ContainerId, PathClaim, RuntimeEvent};
 use crate::events::{ContainerRef, Identity, PriorUsage};
+use crate::lifecycle::{RunNumber, is_same_report};
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage_history::roles;
 use crate::runs::{RunFigures, RunRecord};
@@ -205,6 +206,7 @@ impl ContainerState {
             container_id: Arc::clone(id.shared()),
             image: Arc::clone(&self.image),
             runtime: Arc::clone(&self.runtime),
+            run_number: run.map(|run| run.number),
             started: run.and_then(|run| run.started),
             former_names: self.former.iter().map(|former| Arc::clone(&former.identity.name)).collect(),
         }
@@ -230,7 +232,7 @@ impl ContainerState {
         happened: &Interval,
         at: f64,
         pid: Option<u32>,
-        is_explained: impl Fn(u32) -> bool,
+        is_explained: impl Fn(RunNumber) -> bool,
     ) -> Option<(&Run, bool)> {
         let mut begin = self.dropped_until.map_or(f64::NEG_INFINITY, |ended| ended + CLOCK_TOLERANCE);
         let mut best: Option<(RunRank, bool, &Run)> = None;
@@ -274,12 +276,12 @@ impl ContainerState {
     }
 
     /// Returns the run with this number.
-    pub fn run(&self, number: u32) -> Option<&Run> {
+    pub fn run(&self, number: RunNumber) -> Option<&Run> {
         self.all_runs().find(|run| run.number == number)
     }
 
     /// Returns the run with this number for a change.
-    pub fn run_mut(&mut self, number: u32) -> Option<&mut Run> {
+    pub fn run_mut(&mut self, number: RunNumber) -> Option<&mut Run> {
         self.ended_runs.iter_mut().chain(&mut self.run).find(|run| run.number == number)
     }
 
@@ -306,17 +308,14 @@ impl ContainerState {
         self.ended_runs.iter().chain(&self.run)
     }
 
-    /// Returns the run that ended at this Unix time.
-    pub fn run_ended_at(&self, at: f64) -> Option<&Run> {
-        self.all_runs().find(|run| run.ended == Some(at))
-    }
-
     /// Forgets the figures of a run whose record is complete.
-    pub fn forget_figures(&mut self, ended: f64) {
-        // one that is listed again goes on
-        let last = self.run.iter_mut().filter(|run| !run.is_exit_assumed);
-        let runs = self.ended_runs.iter_mut().chain(last).filter(|run| run.ended == Some(ended));
-        runs.for_each(|run| run.figures = RunFigures::default());
+    pub fn forget_figures(&mut self, number: RunNumber) {
+        // one whose end was assumed may be listed again
+        let last = self.run.iter_mut().filter(|run| run.ended.is_some() && !run.is_exit_assumed);
+        let mut runs = self.ended_runs.iter_mut().chain(last);
+        if let Some(run) = runs.find(|run| run.number == number) {
+            run.figures = RunFigures::default();
+        }
     }
 
     /// Returns the exit of the current run as a transition, once.
@@ -351,10 +350,11 @@ impl ContainerState {
         Some(PriorUsage { samples, roles, settings, ..PriorUsage::default() })
     }
 
-    /// Starts a run that began at `started`, unless it is known already.
+    /// Starts a run that began at `started`, unless it is known already. `number`: that of a new run.
     pub(super) fn begin_run(
         &mut self,
         id: &ContainerId,
+        number: RunNumber,
         started: Option<f64>,
         pid: Option<u32>,
         is_event: bool,
@@ -371,7 +371,9 @@ impl ContainerState {
             let same = is_of_this_boot
                 && match (run.started, started, run.ended) {
                     // a late report after the exit; a start after that exit is another run, however soon it came
-                    (known, Some(other), Some(ended)) => other <= ended || known == started,
+                    (known, Some(other), Some(ended)) => {
+                        other <= ended || known.is_some_and(|known| is_same_report(known, other))
+                    }
                     (Some(_), Some(other), None) => {
                         run.began_at(other, previous_end) || is_event && run.can_have_start_event(other)
                     }
@@ -395,7 +397,6 @@ impl ContainerState {
                 transitions.extend(self.end_transition(id));
             }
         }
-        let number = self.run.as_ref().map_or(0, |run| run.number + 1);
         self.ended_runs.extend(self.run.take());
         if self.ended_runs.len() > MAX_UNDECIDED_RUNS {
             self.drop_oldest_run();
@@ -458,7 +459,9 @@ impl ContainerState {
         };
         if signal.is_none() && is_confirmation {
             run.is_stop_confirmed = true;
-        } else if after_end.is_none_or(|after| after < 0.0) && !run.stop_requests.contains(&(at, signal)) {
+        } else if after_end.is_none_or(|after| after < 0.0)
+            && !run.stop_requests.iter().any(|(known, its)| is_same_report(*known, at) && *its == signal)
+        {
             run.stop_requests.push((at, signal));
             if run.stop_requests.len() > MAX_STOP_REQUESTS {
                 run.stop_requests.remove(0);
@@ -466,15 +469,16 @@ impl ContainerState {
         }
     }
 
-    /// Applies the exit of a run. Returns `None` if the exit is known already or belongs to an earlier run.
+    /// Applies the exit of a run. Returns `None` if the exit is known already or belongs to an earlier run. `number`: that of a run whose
+    /// start is not known.
     pub(super) fn apply_exit(
         &mut self,
+        number: RunNumber,
         runtime_event: &RuntimeEvent,
         exit_code: Option<i64>,
         oom_flag: Option<bool>,
     ) -> Option<RunTransition> {
-        // its start may be forgotten
-        let run = self.run.get_or_insert_default();
+        let run = self.run.get_or_insert_with(|| Run { number, ..Run::default() });
         if run.begin().is_some_and(|started| runtime_event.at < started) {
             let same = |run: &&mut Run| {
                 run.ended.is_some_and(|ended| (ended - runtime_event.at).abs() < START_TOLERANCE)

@@ -1,7 +1,7 @@
 //! Containers that the ledger knows, running or ended, with the current run of each.
 //!
 //! It has two sources: runtime events, which arrive at once and in order, and the cycle's inventory, which also
-//! contains containers without a runtime. Both report each run; equal start times identify it. A run of another boot of
+//! contains containers without a runtime. Both report each run, which has a number from its first report on. A run of another boot of
 //! the host ended with that boot, whatever exit code the runtime makes up for it.
 //!
 //! A container is kept for a while after its end, so that a late kill can still be labelled.
@@ -19,6 +19,7 @@ use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
 use crate::discover::{Container, ContainerId, EventKind, Identity, PathClaim, RuntimeEvent, run};
 use crate::events::{MemoryHolder, OUTSIDE_CONTAINERS, PriorUsage};
+use crate::lifecycle::RunNumber;
 use crate::runs::usage::ContainerUsage;
 
 /// A container that is listed this many seconds after its assumed exit has not exited.
@@ -63,6 +64,8 @@ pub struct ContainerTable {
     last_cycle: Option<Timestamp>,
     /// When the figures of running containers were last stored.
     figures_stored: Option<Timestamp>,
+    /// Number of the next run.
+    next_run: RunNumber,
     changed: Vec<ContainerId>,
     /// Containers that got another name than the one before, or the first.
     renamed: Vec<Renaming>,
@@ -97,16 +100,20 @@ fn is_left(container: &Container, usage: &ContainerUsage) -> bool {
 }
 
 impl ContainerTable {
-    /// Creates the table from the stored containers.
+    /// Creates the table from the stored containers. `last_event_id`: the highest one in the ledger.
     pub fn new(
         filter: Filter,
         without_runtimes: bool,
         stored: impl Iterator<Item = (ContainerId, ContainerState)>,
+        last_event_id: u64,
     ) -> Self {
         let states: HashMap<_, _> = stored.collect();
+        // each run that ended has an event, so their ids increase at least as fast
+        let numbers = states.values().flat_map(ContainerState::all_runs).map(|run| run.number);
+        let next_run = 1 + numbers.fold(last_event_id, RunNumber::max);
         let with_surplus = states.iter().filter(|(_, state): &(_, &ContainerState)| state.has_surplus_runs());
         let with_surplus_runs = with_surplus.map(|(id, _): (&ContainerId, _)| id.clone()).collect();
-        Self { filter, without_runtimes, states, with_surplus_runs, ..Self::default() }
+        Self { filter, without_runtimes, states, next_run, with_surplus_runs, ..Self::default() }
     }
 
     /// Returns one container.
@@ -248,7 +255,7 @@ impl ContainerTable {
     }
 
     fn apply_kind(&mut self, runtime_event: &RuntimeEvent) -> Vec<RunTransition> {
-        let id = &runtime_event.id;
+        let (id, number) = (&runtime_event.id, self.next_run);
         let state = self.modify(id);
         match &runtime_event.what {
             EventKind::Exists | EventKind::Renamed => vec![],
@@ -259,7 +266,10 @@ impl ContainerTable {
             EventKind::Started => self.begin_run(id, Some(runtime_event.at), None, true),
             EventKind::Running { pid } => self.begin_run(id, Some(runtime_event.at), *pid, false),
             EventKind::Ended { exit_code, oom_flag } => {
-                state.apply_exit(runtime_event, *exit_code, *oom_flag).into_iter().collect()
+                let is_new = state.run.is_none();
+                let transition = state.apply_exit(number, runtime_event, *exit_code, *oom_flag);
+                self.next_run += RunNumber::from(is_new);
+                transition.into_iter().collect()
             }
             EventKind::Oom => {
                 let last = match state.run_at_mut(runtime_event.at) {
@@ -283,11 +293,13 @@ impl ContainerTable {
         pid: Option<u32>,
         is_event: bool,
     ) -> Vec<RunTransition> {
+        let number = self.next_run;
         let state = self.modify(id);
-        let transitions = state.begin_run(id, started, pid, is_event);
+        let transitions = state.begin_run(id, number, started, pid, is_event);
         if state.has_surplus_runs() {
             self.with_surplus_runs.insert(id.clone());
         }
+        self.next_run += RunNumber::from(transitions.iter().any(|it| matches!(it, RunTransition::Began(_))));
         transitions
     }
 

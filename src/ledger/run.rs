@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::interval::{CLOCK_TOLERANCE, Interval};
 use crate::clock::{ClockStep, Timestamp};
 use crate::events::{OomScope, UsageSample};
+use crate::lifecycle::RunNumber;
 use crate::runs::RunFigures;
 use crate::runs::hit_limit::HitLimit;
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
@@ -45,9 +46,9 @@ pub struct PossibleEnd {
 /// One run of a container, from start to exit.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
-    /// Number among the runs of this container.
-    pub number: u32,
-    /// Unix time of the start, by its first report: with the container it identifies the run.
+    /// Its number: with the container it identifies the run.
+    pub number: RunNumber,
+    /// Unix time of the start, by its first report.
     pub started: Option<f64>,
     /// Unix time of the earliest report of this start. Runtimes take the time of a start before they create its process, and send its
     /// event after that, later by what the hooks of the container take.

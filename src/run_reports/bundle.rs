@@ -22,8 +22,8 @@ pub struct ReportFile {
     pub content: Vec<u8>,
 }
 
-/// Returns the files of a run on this host; `why` says why it ended, for a run that did not end well. A report that replaces one of the
-/// same run has that file in any case, because the older one may be there. `report.json` is last.
+/// Returns the files of a run on this host; `why` says why it ended, for a run that did not end well. A report of a run whose
+/// end was corrected has that file in any case, because an older one may be there. `report.json` is last.
 ///
 /// # Errors
 /// The record cannot be written as JSON.
@@ -31,7 +31,7 @@ pub fn files(
     run: &RunRecord,
     host: &str,
     why: Option<String>,
-    replaces: bool,
+    is_corrected: bool,
 ) -> serde_json::Result<Vec<ReportFile>> {
     let json = |value: &Value| serde_json::to_string_pretty(value).map(|text| (text + "\n").into_bytes());
     let mut report = serde_json::to_value(run)?;
@@ -42,7 +42,7 @@ pub fn files(
         file("memory_usage.json", "application/json", json(&runs::memory_usage(run))?),
         file("report.html", "text/html; charset=utf-8", page),
     ];
-    if let Some(why) = why.or(replaces.then(|| ENDED_WELL.to_owned())) {
+    if let Some(why) = why.or(is_corrected.then(|| ENDED_WELL.to_owned())) {
         files.push(file("why.txt", "text/plain; charset=utf-8", why.into_bytes()));
     }
     files.push(file("report.json", "application/json", json(&report)?));

@@ -289,11 +289,11 @@ impl ReportWriter {
             self.read(|store, cursor| Ok((store.next_settled_run(cursor)?, store.count_runs_after(cursor)?)));
         let (run, pending) = next?;
         stats.set_pending(kind, pending);
-        let Some(SettledRun { id, record, same_ids, replaces }) = run else {
+        let Some(SettledRun { id, record, same_ids, is_corrected }) = run else {
             return Ok(ReportStep::UpToDate);
         };
         let files = match &record {
-            Some(run) => self.files(id, run, replaces)?,
+            Some(run) => self.files(id, run, is_corrected)?,
             None => None,
         };
         if let (Some(run), Some(files)) = (record, files) {
@@ -311,12 +311,17 @@ impl ReportWriter {
     }
 
     /// Returns the files of a report; `None` if they cannot be made, which is a bug and must not stop the others.
-    fn files(&self, id: u64, run: &RunRecord, replaces: bool) -> Result<Option<Vec<ReportFile>>, StoreError> {
+    fn files(
+        &self,
+        id: u64,
+        run: &RunRecord,
+        is_corrected: bool,
+    ) -> Result<Option<Vec<ReportFile>>, StoreError> {
         let make = || {
             let verdict =
                 self.read(|store, _| exit_verdict(id, run, AT_NO_TIME, |query| store.events(query)))?;
             let why = verdict.map(|verdict| render_all(&verdict));
-            Ok(bundle::files(run, &self.host, why, replaces).ok())
+            Ok(bundle::files(run, &self.host, why, is_corrected).ok())
         };
         catch_unwind(AssertUnwindSafe(make)).unwrap_or(Ok(None))
     }

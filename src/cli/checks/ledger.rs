@@ -231,6 +231,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::events::ContainerRef;
     use crate::ledger::store::{Store, WriteBatch};
     use crate::runs::RunRecord;
 
@@ -247,7 +248,8 @@ mod tests {
         let mut store = Store::open(folder.path(), Duration::from_secs(1)).unwrap().store;
         for (id, text) in [(0, "0 events"), (1, "0 events, 1 run"), (2, "0 events, 2 runs")] {
             if id > 0 {
-                let record = RunRecord { ended: Some(1.0), ..RunRecord::default() };
+                let subject = ContainerRef { run_number: Some(id), ..ContainerRef::default() };
+                let record = RunRecord { subject, ended: Some(1.0), ..RunRecord::default() };
                 store.commit(&WriteBatch { runs: [(id, record)].into(), ..WriteBatch::default() }).unwrap();
             }
             assert_eq!(events(folder.path()).unwrap(), text);

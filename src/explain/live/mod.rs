@@ -422,7 +422,10 @@ impl HostHistory {
         let mut events: Vec<LedgerEvent> = self.missing_in(ledger, query).cloned().collect();
         let replaced = replaced_gaps(ledger, events.iter());
         let ids = self.ids_in(ledger);
-        events.iter_mut().for_each(|event| rename_kills(event, &ids));
+        for event in &mut events {
+            rename_kills(event, &ids);
+            event.forget_run_number();
+        }
         Addition { events, replaced }
     }
 

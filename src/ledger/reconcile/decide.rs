@@ -19,6 +19,7 @@ use crate::ledger::container_state::End;
 use crate::ledger::interval::{CLOCK_TOLERANCE, Interval, LOG_DELAY};
 use crate::ledger::run::{PossibleEnd, Run, SIGKILL_STATUS, STOP_REQUEST_WINDOW};
 use crate::ledger::totals::Total;
+use crate::lifecycle::RunId;
 use crate::runs::hit_limit::HitLimit;
 use crate::runs::{RunFigures, RunRecord};
 
@@ -320,7 +321,11 @@ impl Reconciler {
     /// Decides the reasons that can be decided.
     pub(super) fn decide_exits(&mut self, now: Timestamp) {
         for mut pending in std::mem::take(&mut self.pending_exits) {
-            self.update_exit(&mut pending.exit, &pending.id);
+            if self.run_of_exit(&pending.exit).is_some_and(|run| run.ended.is_none()) {
+                self.changes.events.insert(pending.exit.id, None); // its end was assumed, and it is listed again
+                continue;
+            }
+            self.update_exit(&mut pending.exit);
             let decision = if self.awaits_last_reports(&pending, now) {
                 None
             } else {
@@ -347,7 +352,8 @@ impl Reconciler {
             pending.exit.requests_known = self.containers.reports_requests(runtime, pending.exit.at);
             self.write_run(&pending);
             if self.containers.get(&pending.id).is_some() {
-                self.containers.modify(&pending.id).forget_figures(pending.exit.at);
+                let state = self.containers.modify(&pending.id);
+                pending.exit.subject.run_number.into_iter().for_each(|number| state.forget_figures(number));
             }
             let exit = pending.exit;
             self.totals.count_exit(&exit.subject.identity, reason, exit.exit_code, exit.at);
@@ -365,7 +371,7 @@ impl Reconciler {
         if self.containers.get(&pending.id).is_some_and(|state| state.hidden) {
             return;
         }
-        let run = self.containers.get(&pending.id).and_then(|state| state.run_ended_at(pending.exit.at));
+        let run = self.run_of_exit(&pending.exit);
         let in_run = run.map(|run| &run.figures);
         let figures = pending.figures.clone().map(|figures| figures.with_reports_of(in_run));
         if let Some(figures) = figures.as_ref().or(in_run) {
@@ -376,8 +382,8 @@ impl Reconciler {
     }
 
     /// Adds what became known about the run since its exit.
-    fn update_exit(&self, exit: &mut Exit, id: &ContainerId) {
-        let Some(run) = self.containers.get(id).and_then(|state| state.run_ended_at(exit.at)) else { return };
+    fn update_exit(&self, exit: &mut Exit) {
+        let Some(run) = self.run_of_exit(exit) else { return };
         exit.oom_kills = exit.oom_kills.max(run.kills);
         let stop_signals: Vec<_> = run.stop_signals_before(exit.at).collect();
         if exit.exit_code.is_none() && run.exit_code.is_some() || stop_signals.len() > exit.stop_signals.len()
@@ -390,7 +396,7 @@ impl Reconciler {
 
     fn decide_reason(&self, pending: &PendingExit, now: Timestamp) -> Option<Decision> {
         let exit = &pending.exit;
-        let run = self.containers.get(&pending.id).and_then(|state| state.run_ended_at(exit.at));
+        let run = self.run_of_exit(exit);
         if let Some((id, scope)) = run.and_then(|run| run.ended_by) {
             return Some(Decision { may_be: self.ownerless_near(pending), ..Decision::oom(id, scope) });
         }
@@ -497,7 +503,7 @@ impl Reconciler {
     /// Returns the ids of the kills that may have ended a run: of its own processes shortly before, and of processes whose owner is not
     /// known; in order.
     fn may_have_ended(&self, pending: &PendingExit) -> Vec<u64> {
-        let run = self.run_of_exit(pending);
+        let run = self.run_of_exit(&pending.exit);
         let own = run.and_then(|run| run.last_kill).filter(|(_, at)| is_cause(*at, &pending.exit));
         let is_its = |kill: &&PendingKill| {
             let is_of_run = kill.run.is_none() || kill.run == run.map(|run| run.number);
@@ -513,7 +519,7 @@ impl Reconciler {
 
     /// Returns whether a process of this run was killed so shortly before its end that this may follow from it.
     fn has_lost_process(&self, pending: &PendingExit) -> bool {
-        let Some(run) = self.run_of_exit(pending) else { return false };
+        let Some(run) = self.run_of_exit(&pending.exit) else { return false };
         let is_its =
             |kill: &PendingKill| kill.container.as_ref() == Some(&pending.id) && kill.run == Some(run.number);
         let settled = run.last_kill.into_iter().map(|(_, at)| at);
@@ -521,8 +527,9 @@ impl Reconciler {
         settled.chain(open).any(|at| is_cause(at, &pending.exit))
     }
 
-    fn run_of_exit(&self, pending: &PendingExit) -> Option<&Run> {
-        self.containers.get(&pending.id)?.run_ended_at(pending.exit.at)
+    fn run_of_exit(&self, exit: &Exit) -> Option<&Run> {
+        let RunId { container, number } = exit.subject.run_id()?;
+        self.containers.get(&container)?.run(number)
     }
 
     /// Returns the ids of the kills without a known owner that may have been in this container just before its exit, in order.

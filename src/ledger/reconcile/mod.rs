@@ -199,7 +199,12 @@ impl Reconciler {
             last_record.or(started_at.map(started_usec)).map_or(now_usec, |usec| usec.min(now_usec));
         let containers = contents.containers.clone().into_iter();
         let mut reconciler = Self {
-            containers: ContainerTable::new(config.filter.clone(), config.without_runtimes, containers),
+            containers: ContainerTable::new(
+                config.filter.clone(),
+                config.without_runtimes,
+                containers,
+                contents.last_id,
+            ),
             counters: Counters::new(counters, explained_at, contents.is_new()),
             accounting: OomAccounting::new(account, &config.boot_id, since_usec),
             totals: Totals::new(contents),
@@ -605,7 +610,7 @@ impl Reconciler {
                 kill.container.as_ref() == Some(id) && kill.run.is_none_or(|number| number == run.number)
             };
             kills.iter().any(is_kill_of)
-                || exits.iter().any(|exit| exit.id == *id && run.ended == Some(exit.exit.at))
+                || exits.iter().any(|exit| exit.id == *id && exit.exit.subject.run_number == Some(run.number))
         });
     }
 

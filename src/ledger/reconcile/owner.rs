@@ -21,6 +21,7 @@ use crate::events::{ContainerRef, Evidence, Identity, Kill, KillOwner, LedgerEve
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::run::Run;
+use crate::lifecycle::RunNumber;
 use crate::parse::kernel_log::OomContext;
 use crate::parse::kubernetes::{KubeletCgroup, kubelet_cgroup};
 use crate::parse::process::WorkerProgram;
@@ -64,7 +65,7 @@ pub struct PendingKill {
     /// The name that the container had when the kill was noticed, if it was renamed since: it is counted there.
     pub counted_as: Option<Identity>,
     /// The run of that container; `None` until it is reported, and if none was.
-    pub run: Option<u32>,
+    pub run: Option<RunNumber>,
     /// Second records of this kill, which the cgroup counted too.
     pub duplicates: u64,
     /// The kill was logged.
@@ -84,7 +85,7 @@ pub struct PendingKill {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PersistedKill {
     container: Option<String>,
-    run: Option<u32>,
+    run: Option<RunNumber>,
     happened: Option<Interval>,
     limit_bytes: Option<u64>,
     duplicates: u64,
@@ -257,7 +258,7 @@ impl Reconciler {
         if let (None, Some((number, started)), KillOwner::Container(subject)) =
             (pending.run, run, &mut pending.kill.owner)
         {
-            (pending.run, subject.started) = (Some(number), started);
+            (pending.run, subject.run_number, subject.started) = (Some(number), Some(number), started);
             self.changes.put_event(LedgerEvent::OomKill(pending.kill.clone()));
         }
     }

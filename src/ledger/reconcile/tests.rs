@@ -90,7 +90,12 @@ impl MemoryStore {
             events.filter(|event| event.subject().is_some_and(is_its)).for_each(|it| it.rename(&identity));
             self.runs.values_mut().filter(|run| is_its(&run.subject)).for_each(|run| run.rename(&identity));
         }
-        self.events.extend(changes.events.into_iter().filter_map(|(id, event)| Some((id, event?))));
+        for (id, event) in changes.events {
+            match event {
+                Some(event) => self.events.insert(id, event),
+                None => self.events.remove(&id),
+            };
+        }
         self.runs.extend(changes.runs);
         self.contents.unsettled = self.events.values().filter(|event| !event.settled()).cloned().collect();
         let unattributed =

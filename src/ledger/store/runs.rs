@@ -1,8 +1,7 @@
-//! Records of runs: one row each, written with the exit. Runs in progress are in the table of containers.
+//! Records of runs: one row for each [`RunId`], written with the exit. Runs in progress are in the table of containers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
-use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension, ToSql, Transaction, params};
 
@@ -10,6 +9,7 @@ use super::reader::FIRST_UNSETTLED;
 use super::{limit, signed, to_json, unsigned};
 use crate::discover::ContainerId;
 use crate::ledger::container_state::ContainerState;
+use crate::lifecycle::RunId;
 use crate::runs::RunRecord;
 use crate::runs::names::NameKind;
 
@@ -39,11 +39,15 @@ impl RunQuery {
     }
 }
 
-/// Writes records; one that exists is replaced.
+/// Writes records by the ids of their exits; one that exists is replaced. The end of a run that had another exit was assumed too early.
 pub fn write(transaction: &Transaction<'_>, runs: &BTreeMap<u64, RunRecord>) -> rusqlite::Result<()> {
     let mut statement = transaction.prepare(
-        "INSERT OR REPLACE INTO runs (id, ended, run, run_group, container_name, container_id, body) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        "INSERT INTO runs (id, ended, run, run_group, container_name, container_id, run_number, body) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) \
+         ON CONFLICT DO UPDATE SET corrected = corrected OR id <> excluded.id, id = excluded.id, \
+         ended = excluded.ended, run = excluded.run, run_group = excluded.run_group, \
+         container_name = excluded.container_name, container_id = excluded.container_id, \
+         run_number = excluded.run_number, body = excluded.body",
     )?;
     for (id, run) in runs {
         let (subject, ended) = (&run.subject, run.ended.unwrap_or(0.0));
@@ -55,6 +59,7 @@ pub fn write(transaction: &Transaction<'_>, runs: &BTreeMap<u64, RunRecord>) -> 
             &*run.group,
             name,
             &*subject.container_id,
+            signed(subject.run_number.unwrap_or_default()),
             to_json(run)?
         ])?;
     }
@@ -73,26 +78,6 @@ enum RunPlace {
 /// The selected records that are still unread, the oldest last.
 #[derive(Clone, Debug)]
 pub struct RunCursor(Vec<RunPlace>);
-
-/// What identifies a run among the selected ones.
-struct RunKey {
-    run: Arc<str>,
-    started: Option<f64>,
-    has_ended: bool,
-}
-
-impl RunKey {
-    fn of(run: &RunRecord) -> Self {
-        Self { run: Arc::clone(&run.run), started: run.subject.started, has_ended: run.ended.is_some() }
-    }
-
-    /// Returns whether an older record is of this run: its container was missing for a while and was taken for ended.
-    fn is_same(&self, older: &RunRecord) -> bool {
-        self.run == older.run
-            && self.started == older.subject.started
-            && (!self.has_ended || self.started.is_some())
-    }
-}
 
 /// Returns the newest selected records, oldest first; those in progress are last. One that cannot be parsed is logged and skipped.
 pub fn select(connection: &Connection, query: &RunQuery) -> rusqlite::Result<Vec<RunRecord>> {
@@ -148,31 +133,29 @@ pub struct SettledRun {
     pub id: u64,
     /// `None` if it cannot be parsed.
     pub record: Option<RunRecord>,
-    /// How many runs that ended before it have its id: runs of a container that started within one second.
+    /// How many earlier runs of the container have the same text as their id: they started within one second.
     pub same_ids: u64,
-    /// There is an earlier record of the same run: its container was missing for a while and was taken for ended.
-    pub replaces: bool,
+    /// It had another record before: its container was missing for a while and was taken for ended.
+    pub is_corrected: bool,
 }
 
 /// Returns the next record after that of an exit, once it no longer changes; `None` if there is none yet.
 pub fn next_settled(connection: &Connection, after: u64) -> rusqlite::Result<Option<SettledRun>> {
     let sql = format!(
-        "SELECT id, run, body FROM runs WHERE id > ?1 AND id < {FIRST_UNSETTLED} ORDER BY id LIMIT 1"
+        "SELECT id, body, corrected, (SELECT count(*) FROM runs AS earlier WHERE earlier.container_id = \
+         runs.container_id AND earlier.run_number < runs.run_number AND earlier.run = runs.run) \
+         FROM runs WHERE id > ?1 AND id < {FIRST_UNSETTLED} ORDER BY id LIMIT 1"
     );
-    let columns = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-    let found: Option<(i64, String, String)> =
-        connection.prepare(&sql)?.query_row([signed(after)], columns).optional()?;
-    let Some((id, run, body)) = found else { return Ok(None) };
-    let record: Option<RunRecord> = serde_json::from_str(&body).ok();
-    // by their starts; each without one is a run of its own
-    let sql = "SELECT count(DISTINCT start) FILTER (WHERE start <> ?3), count(*) FILTER (WHERE start = ?3) FROM \
-               (SELECT coalesce(CASE WHEN json_valid(body) THEN json_extract(body, '$.started') END, -id) AS start \
-               FROM runs WHERE run = ?1 AND id < ?2)";
-    let started = record.as_ref().and_then(|record| record.subject.started).unwrap_or(-(id as f64));
-    let counts = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
-    let (same_ids, replaced): (i64, i64) =
-        connection.prepare(sql)?.query_row(params![run, id, started], counts)?;
-    Ok(Some(SettledRun { id: unsigned(id), record, same_ids: unsigned(same_ids), replaces: replaced > 0 }))
+    let settled = |row: &rusqlite::Row<'_>| {
+        let body: String = row.get(1)?;
+        Ok(SettledRun {
+            id: unsigned(row.get(0)?),
+            record: serde_json::from_str(&body).ok(),
+            is_corrected: row.get(2)?,
+            same_ids: unsigned(row.get(3)?),
+        })
+    };
+    connection.prepare(&sql)?.query_row([signed(after)], settled).optional()
 }
 
 /// Returns the number of records after that of an exit.
@@ -187,10 +170,16 @@ struct RunSelection<'a, T> {
     /// At most this many are kept of those that ended, which are added from the newest on.
     max: usize,
     kind: Option<NameKind>,
-    runs: Vec<(RunKey, T)>,
+    runs: Vec<T>,
+    /// The selected runs in progress: the end of one may have been assumed before, and has a row.
+    running: HashSet<Option<RunId>>,
 }
 
-impl<T> RunSelection<'_, T> {
+impl<'a, T> RunSelection<'a, T> {
+    fn new(name: Option<&'a str>, max: usize) -> Self {
+        Self { name, max, kind: None, runs: vec![], running: HashSet::new() }
+    }
+
     /// Adds a run that the name fits, unless it fits another one better.
     fn add(&mut self, run: RunRecord, keep: impl FnOnce(RunRecord) -> T) {
         if let Some(name) = self.name {
@@ -203,10 +192,15 @@ impl<T> RunSelection<'_, T> {
             }
             self.kind = Some(kind);
         }
-        if run.ended.is_some() && self.runs.len() >= self.max {
+        if run.ended.is_some()
+            && (self.runs.len() >= self.max || self.running.contains(&run.subject.run_id()))
+        {
             return;
         }
-        self.runs.push((RunKey::of(&run), keep(run)));
+        if run.ended.is_none() {
+            self.running.insert(run.subject.run_id());
+        }
+        self.runs.push(keep(run));
     }
 
     /// Returns true if no other run can change the newest `max`: a better kind of name may come later, but a group has no run's id.
@@ -228,17 +222,19 @@ fn selected<T>(
     keep: impl Fn(RunPlace, RunRecord) -> T,
 ) -> rusqlite::Result<Vec<T>> {
     let max = if query.limit == 0 { usize::MAX } else { query.limit };
-    let mut selection = RunSelection { name: query.name.as_deref(), max, kind: None, runs: vec![] };
     let mut statement = connection.prepare("SELECT key, value FROM state WHERE kind = 'container'")?;
     let mut rows = statement.query([])?;
+    let mut in_progress = Vec::new();
     while let Some(row) = rows.next()? {
         let (id, state): (String, String) = (row.get(0)?, row.get(1)?);
-        if let Some(run) = running(&id, &state) {
-            selection.add(run, |run| keep(RunPlace::Running(id), run));
-        }
+        in_progress.extend(running(&id, &state).map(|run| (id, run)));
     }
-    let started = |key: &RunKey| key.started.unwrap_or(f64::MIN);
-    selection.runs.sort_by(|(one, _), (other, _)| started(other).total_cmp(&started(one)));
+    let started = |run: &RunRecord| run.subject.started.unwrap_or(f64::MIN);
+    in_progress.sort_by(|(_, one), (_, other)| started(other).total_cmp(&started(one)));
+    let mut selection = RunSelection::new(query.name.as_deref(), max);
+    for (id, run) in in_progress {
+        selection.add(run, |run| keep(RunPlace::Running(id), run));
+    }
     let mut statement = connection.prepare(SELECT)?;
     let mut rows = statement.query(params![query.since.unwrap_or(f64::MIN), query.name])?;
     while !selection.is_complete()
@@ -246,13 +242,12 @@ fn selected<T>(
     {
         let (id, body): (i64, String) = (row.get(0)?, row.get(1)?);
         match serde_json::from_str(&body) {
-            Ok(run) if selection.runs.iter().any(|(newer, _)| newer.is_same(&run)) => {}
             Ok(run) => selection.add(run, |run| keep(RunPlace::Ended(id), run)),
             Err(error) => tracing::error!(run = id, %error, "record of a run is unreadable; skipped"),
         }
     }
     selection.runs.truncate(max);
-    Ok(selection.runs.into_iter().rev().map(|(_, kept)| kept).collect())
+    Ok(selection.runs.into_iter().rev().collect())
 }
 
 /// Returns the run in progress of a container; `None` if there is none, or if its state is unreadable, which is counted when
@@ -292,6 +287,7 @@ mod tests {
     use super::*;
     use crate::events::ContainerRef;
     use crate::ledger::store::{Store, WriteBatch};
+    use crate::lifecycle::RunNumber;
 
     /// Writes runs that ended at these Unix times, with these names.
     fn store(runs: &[(f64, &str)]) -> Store {
@@ -301,6 +297,7 @@ mod tests {
                 RunRecord { run: format!("run-{id}").into(), ended: Some(*ended), ..RunRecord::default() };
             run.subject.identity.name = (*name).into();
             run.group = (*name).into();
+            run.subject.run_number = Some(id);
             (id, run)
         });
         store.commit(&WriteBatch { runs: records.collect(), ..WriteBatch::default() }).unwrap();
@@ -309,23 +306,29 @@ mod tests {
 
     #[test]
     fn next_settled_run_has_the_number_of_runs_with_its_id() {
-        let mut store = store(&[(10.0, "a"), (11.0, "a"), (12.0, "a"), (13.0, "a"), (14.0, "b")]);
+        let mut store = store(&[(10.0, "a"), (11.0, "a"), (12.0, "a"), (14.0, "b")]);
         let mut all = all_runs(&store);
-        for (run, started) in all.values_mut().zip([Some(5.1), Some(5.6), Some(5.6), None, Some(6.0)]) {
-            (run.subject.started, run.run) = (started, Arc::clone(&run.subject.identity.name));
+        for run in all.values_mut() {
+            run.run = format!("run-of-{}", run.subject.identity.name).into();
         }
+        let mut corrected = all[&2].clone();
         store.commit(&WriteBatch { runs: all, ..WriteBatch::default() }).unwrap();
-        let next = |after| store.reader().next_settled_run(after).unwrap();
-        let found = |after| next(after).map(|run| (run.id, run.same_ids, run.replaces));
-        let all = [0, 1, 2, 3, 4].map(found);
-        assert_eq!(all[..2], [Some((1, 0, false)), Some((2, 1, false))]);
-        assert_eq!(all[2..], [Some((3, 1, true)), Some((4, 2, false)), Some((5, 0, false))]);
-        assert_eq!((found(5), store.reader().count_runs_after(3).unwrap()), (None, 2));
+        let found = |store: &Store, after| {
+            let next = store.reader().next_settled_run(after).unwrap();
+            next.map(|run| (run.id, run.same_ids, run.is_corrected))
+        };
+        let all = [0, 1, 2, 3].map(|after| found(&store, after));
+        assert_eq!(all, [(1, 0, false), (2, 1, false), (3, 2, false), (4, 0, false)].map(Some));
+        corrected.ended = Some(15.0);
+        let runs = BTreeMap::from([(5, corrected)]);
+        store.commit(&WriteBatch { runs, ..WriteBatch::default() }).unwrap();
+        assert_eq!([1, 4].map(|after| found(&store, after)), [(3, 2, false), (5, 1, true)].map(Some));
+        assert_eq!((found(&store, 5), store.reader().count_runs_after(3).unwrap()), (None, 2));
         let execute = |sql| store.reader().connection().execute(sql, []).unwrap();
         execute("UPDATE runs SET body = 'nonsense' WHERE id = 3");
-        assert_eq!((next(2).unwrap().record, found(3)), (None, Some((4, 3, false))));
+        assert!(store.reader().next_settled_run(1).unwrap().unwrap().record.is_none());
         execute("INSERT INTO events (id, at, settled, notable, body) VALUES (5, 14.0, 0, 0, '{}')");
-        assert_eq!((found(4), found(3)), (None, Some((4, 3, false))), "its reason may still change");
+        assert_eq!(found(&store, 4), None, "its reason may still change");
     }
 
     #[test]
@@ -404,7 +407,8 @@ mod tests {
         let settings: BTreeMap<_, _> = [("note".into(), "x".repeat(20_000).into())].into();
         let record = |id: u64| {
             let (run, ended) = (format!("run-{id}").into(), Some(id as f64));
-            (id, RunRecord { run, ended, settings: settings.clone(), ..RunRecord::default() })
+            let subject = ContainerRef { run_number: Some(id), ..ContainerRef::default() };
+            (id, RunRecord { run, ended, subject, settings: settings.clone(), ..RunRecord::default() })
         };
         store.commit(&WriteBatch { runs: (1..=60).map(record).collect(), ..WriteBatch::default() }).unwrap();
         for limit in [0, 1, 13, 60, 100] {
@@ -449,7 +453,7 @@ mod tests {
     #[test]
     fn record_is_replaced_by_its_id_and_an_unreadable_one_is_skipped() {
         let mut store = store(&[(10.0, "train"), (20.0, "train")]);
-        let run = RunRecord { ended: Some(15.0), ..RunRecord::default() };
+        let run = RunRecord { ended: Some(15.0), ..all_runs(&store)[&1].clone() };
         store.commit(&WriteBatch { runs: [(1, run)].into(), ..WriteBatch::default() }).unwrap();
         assert_eq!(ended(&store, &RunQuery::default()), [15.0, 20.0]);
         store.reader().connection().execute("UPDATE runs SET body = 'nonsense' WHERE id = 2", []).unwrap();
@@ -460,17 +464,11 @@ mod tests {
     #[test]
     fn run_that_went_on_after_an_assumed_end_is_listed_once() {
         let mut store = Store::in_memory().unwrap();
-        let record = |run: &str, started: f64, ended: f64| {
-            let subject = ContainerRef { started: Some(started), ..ContainerRef::default() };
-            RunRecord { run: run.into(), subject, ended: Some(ended), ..RunRecord::default() }
+        let record = |number: RunNumber, ended: f64| {
+            let subject = ContainerRef { run_number: Some(number), ..ContainerRef::default() };
+            RunRecord { subject, ended: Some(ended), ..RunRecord::default() }
         };
-        // the last two began in the same second
-        let runs = [
-            record("a", 1.0, 10.0),
-            record("a", 1.0, 20.0),
-            record("b", 30.1, 30.2),
-            record("b", 30.4, 30.5),
-        ];
+        let runs = [record(1, 10.0), record(1, 20.0), record(2, 30.2), record(3, 30.5)];
         let runs = (1..).zip(runs).collect();
         store.commit(&WriteBatch { runs, ..WriteBatch::default() }).unwrap();
         assert_eq!(ended(&store, &RunQuery::default()), [20.0, 30.2, 30.5]);

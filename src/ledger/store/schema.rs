@@ -17,7 +17,7 @@ use super::error::{StoreError, directory_of};
 const APPLICATION_ID: u32 = 0x6d6c_6467;
 
 /// Version of the schema. A file of an older one is set aside: no version was published before this one.
-pub(super) const VERSION: i64 = 5;
+pub(super) const VERSION: i64 = 6;
 
 /// `AUTOINCREMENT` keeps the highest event id even after its row was removed.
 const SCHEMA: &str = "
@@ -37,12 +37,15 @@ const SCHEMA: &str = "
     CREATE INDEX events_notable ON events (at) WHERE notable = 1;
     CREATE TABLE runs (
         id INTEGER PRIMARY KEY,
+        container_id TEXT NOT NULL,
+        run_number INTEGER NOT NULL,
+        corrected INTEGER NOT NULL DEFAULT 0,
         ended REAL NOT NULL,
         run TEXT NOT NULL,
         run_group TEXT NOT NULL,
         container_name TEXT NOT NULL,
-        container_id TEXT NOT NULL,
-        body TEXT NOT NULL
+        body TEXT NOT NULL,
+        UNIQUE (container_id, run_number)
     ) STRICT;
     CREATE INDEX runs_by_end ON runs (ended, id);
     CREATE TABLE state (kind TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (kind, key))

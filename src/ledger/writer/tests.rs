@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::events::{Exit, ExitReason, KillOwner};
+use crate::events::{ContainerRef, Exit, ExitReason, KillOwner};
 use crate::ledger::store::{FILE, Query};
 use crate::runs::RunRecord;
 
@@ -180,9 +180,12 @@ fn runs_that_are_removed_before_their_reports_are_counted() {
     let now = Timestamp::hours_after_boot(30);
     let folder = ledger_with_backlog();
     let mut store = Store::open(folder.path(), Duration::ZERO).unwrap().store;
-    let run = |ended: f64| RunRecord { ended: Some(ended), ..RunRecord::default() };
+    let run = |number: u64, ended: f64| {
+        let subject = ContainerRef { run_number: Some(number), ..ContainerRef::default() };
+        RunRecord { subject, ended: Some(ended), ..RunRecord::default() }
+    };
     let (recent, old) = (now.unix_seconds(), now.unix_seconds() - 86_400.0);
-    let runs = (1..=4).zip([old, old, old, recent]).map(|(id, ended)| (id, run(ended)));
+    let runs = (1..=4).zip([old, old, old, recent]).map(|(id, ended)| (id, run(id, ended)));
     let mut batch = WriteBatch { runs: runs.collect(), ..WriteBatch::default() };
     batch.put(StateKind::FollowerCursor, "report x", &1);
     store.commit(&batch).unwrap();

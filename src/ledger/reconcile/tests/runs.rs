@@ -1,6 +1,6 @@
 //! Scenarios of runs: which run a kill belongs to, late and repeated reports, reboots.
 
-use super::story::{KILLED, Story, killed, path, running, stop_request};
+use super::story::{KILLED, Story, id, killed, path, running, stop_request};
 use crate::discover::EventKind;
 use crate::events::{ExitReason, KillOwner, UsageSample};
 use crate::ledger::reconcile::ProcInfo;
@@ -253,7 +253,8 @@ fn assumed_exit_does_not_hide_the_one_that_the_runtime_reports_later() {
     let mut story = Story::new();
     let runtimes = [("docker", true)];
     story.event('a', 0.1, EventKind::Started);
-    for (at, listed) in [(1.0, true), (2.0, false), (20.0, false), (40.0, true), (41.0, true)] {
+    for (at, listed) in [(1.0, true), (2.0, false), (20.0, false), (25.0, false), (40.0, true), (41.0, true)]
+    {
         let running: &[_] = if listed { &[('a', Some(0.1))] } else { &[] };
         story.cycle(at, running, &runtimes);
         story.settle(at);
@@ -263,6 +264,39 @@ fn assumed_exit_does_not_hide_the_one_that_the_runtime_reports_later() {
     story.end('a', 60.0, Some(3));
     story.settle(80.0);
     assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown), Some(ExitReason::Error)]);
+    let numbers: Vec<_> = story.exits('a').iter().map(|exit| exit.subject.run_number).collect();
+    assert_eq!(numbers[0], numbers[1], "both are of one run");
+}
+
+#[test]
+fn assumed_exit_that_is_undecided_when_the_container_is_listed_again_is_withdrawn() {
+    let mut story = Story::new();
+    let runtimes = [("docker", true)];
+    story.event('a', 0.1, EventKind::Started);
+    for (at, listed) in [(1.0, true), (2.0, false), (20.0, false), (31.0, true)] {
+        let running: &[_] = if listed { &[('a', Some(0.1))] } else { &[] };
+        story.cycle(at, running, &runtimes);
+        story.settle(at);
+    }
+    assert!(story.exits('a').is_empty());
+    story.end('a', 60.0, Some(3));
+    story.settle(80.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Error)]);
+}
+
+#[test]
+fn container_that_was_forgotten_gets_another_run_number() {
+    let mut story = Story::new();
+    for (began, ended) in [(0.1, 1.0), (90_000.0, 90_001.0)] {
+        story.event('a', began, EventKind::Started);
+        story.end('a', ended, Some(0));
+        for at in [ended, ended + 20.0, ended + 80_000.0] {
+            story.settle(at);
+        }
+        assert!(story.reconciler.containers.get(&id('a')).is_none(), "it is forgotten");
+    }
+    let numbers: Vec<_> = story.exits('a').iter().map(|exit| exit.subject.run_number.unwrap()).collect();
+    assert!(numbers[0] < numbers[1], "{numbers:?}");
 }
 
 #[test]

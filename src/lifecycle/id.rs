@@ -1,0 +1,15 @@
+//! The name of a run.
+
+use crate::discover::ContainerId;
+
+/// Number of a run. It increases with each run of a ledger, so that a container that was forgotten and starts again gets a new one.
+pub type RunNumber = u64;
+
+/// Names one run for good.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RunId {
+    /// The container.
+    pub container: ContainerId,
+    /// Which of its runs.
+    pub number: RunNumber,
+}
