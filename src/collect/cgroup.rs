@@ -9,10 +9,10 @@
 //! A limit may be set on any level above the container (a pod, a slice). Each level is read once per cycle, however
 //! many containers are below it.
 //!
-//! Container identity is in `discover`; peaks that the kernel does not record are in `ledger`.
+//! Not here: what the files say of a container (`container_memory`) and of a pod (`pod_memory`), who a container is (`discover`), and peaks
+//! that the kernel does not record (`ledger`).
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,14 +21,15 @@ use procfs::{FromBufRead, MemoryPressure};
 
 use super::cgroup_limits::{LevelHeadroom, LimitFiles, LimitLevel, LimitWatch, Limits, UnknownHeadroom};
 use super::container_cpu::CpuTimes;
+use super::container_memory::{ContainerMemory, apply_v1, apply_v2};
+use super::pod_memory::PodMemories;
 use super::{CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::catalog::*;
 use crate::clock::{Cadence, Timestamp};
-use crate::discover::{Cgroup, Container, ContainerId, Hierarchy, Inventory, Pod, Version};
+use crate::discover::{Cgroup, Container, ContainerId, Hierarchy, Inventory, Version};
 use crate::host::{Dir, KernelFile, ReadError, classify};
 use crate::parse::kubernetes::Qos;
 use crate::parse::{cgroup as parse, number};
-use crate::series::{Label, Series};
 
 /// Age from which a container without a cgroup counts as one that will get none.
 const STARTUP: Duration = Duration::from_secs(10);
@@ -39,137 +40,6 @@ const SLOW_EVERY: u32 = 5;
 /// Limit files of v2 and of v1.
 const LIMITS: [&[&str]; 2] = [&["memory.max", "memory.high", "memory.swap.max"], &["memory.limit_in_bytes"]];
 
-/// Memory of a container in one cycle, in bytes. `None`: not provided by this kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ContainerMemory {
-    /// Everything charged.
-    pub usage: u64,
-    /// File cache on the inactive list.
-    pub inactive_file: Option<u64>,
-    /// Anonymous memory.
-    pub anon: Option<u64>,
-    /// Page cache without shared memory.
-    pub file: Option<u64>,
-    /// Shared memory and tmpfs.
-    pub shmem: Option<u64>,
-    /// Pages of files and shared memory that processes have mapped.
-    pub mapped: Option<u64>,
-    /// Kernel memory charged to the container.
-    pub kernel: Option<u64>,
-    /// Memory that the kernel cannot reclaim.
-    pub unreclaimable: Option<u64>,
-    /// What of it the kernel may move into swap: not kernel memory, and not what is locked.
-    pub swappable: u64,
-    /// Own limit; `None` when unlimited.
-    pub limit: Option<u64>,
-    /// Lowest limit on the path to the root; `None` when unlimited.
-    pub effective_limit: Option<u64>,
-    /// Minimum of limit - unreclaimable over the path. Negative while the kernel exceeds the limit.
-    pub headroom: Option<i64>,
-    /// Usage above which the kernel throttles and reclaims; `None` when unlimited.
-    pub high: Option<u64>,
-    /// Maximum over the path of unreclaimable / the lower of limit and high.
-    pub limit_utilization: Option<f64>,
-    /// The maximum at each of [`LimitLevel::ALL`]; `None` where nothing is limited, or its memory is unknown.
-    pub level_utilization: [Option<f64>; 4],
-    /// Limit of swap; `None` when unlimited.
-    pub swap_limit: Option<u64>,
-    /// How often usage was over `memory.high`, and at the limit.
-    pub events: [Option<u64>; 2],
-    /// Page faults that needed a read from disk.
-    pub major_faults: Option<u64>,
-    /// Evicted pages that were read again: anonymous ones, and file cache.
-    pub refaults: [Option<u64>; 2],
-    /// Highest usage as recorded by the kernel.
-    pub peak: Option<u64>,
-    /// Swap usage.
-    pub swap: Option<u64>,
-    /// Time in which some tasks, and in which all tasks, waited for memory, in microseconds.
-    pub pressure: Option<[u64; 2]>,
-}
-
-impl ContainerMemory {
-    /// Returns the usage that `docker stats` shows. The two files are read one after the other, so the result is
-    /// clamped at zero.
-    pub fn working_set(&self) -> Option<u64> {
-        Some(self.usage.saturating_sub(self.inactive_file?))
-    }
-
-    /// Adds the limit of a cgroup on the path.
-    fn add_level(&mut self, level: LimitLevel, headroom: LevelHeadroom) {
-        let highest = &mut self.level_utilization[level as usize];
-        *highest = (*highest).into_iter().chain(headroom.utilization.ok().flatten()).reduce(f64::max);
-    }
-
-    /// Returns usage minus all components. Negative when the kernel's values, which are not of one instant, overlap.
-    fn rest(&self) -> i128 {
-        let parts = [self.anon, self.file, self.shmem, self.kernel];
-        i128::from(self.usage) - parts.iter().flatten().map(|part| i128::from(*part)).sum::<i128>()
-    }
-
-    fn write(&self, container: u32, series: &mut Series) {
-        let mut gauge = |family, value: Option<u64>| {
-            if let Some(value) = value {
-                series.container(family, container, [], value as f64);
-            }
-        };
-        gauge(CONTAINER_MEMORY_USAGE, Some(self.usage));
-        gauge(CONTAINER_MEMORY_WORKING_SET, self.working_set());
-        gauge(CONTAINER_MEMORY_RSS, self.anon);
-        gauge(CONTAINER_MEMORY_UNRECLAIMABLE, self.unreclaimable);
-        gauge(CONTAINER_MEMORY_LIMIT, self.limit);
-        gauge(CONTAINER_MEMORY_EFFECTIVE_LIMIT, self.effective_limit);
-        gauge(CONTAINER_MEMORY_SWAP, self.swap);
-        gauge(CONTAINER_MEMORY_SWAP_LIMIT, self.swap_limit);
-        gauge(CONTAINER_MEMORY_HIGH, self.high);
-        gauge(CONTAINER_MAJOR_FAULTS, self.major_faults);
-        self.write_events(container, series);
-        if let Some(ratio) = self.limit_utilization {
-            series.container(CONTAINER_MEMORY_LIMIT_UTILIZATION, container, [], ratio);
-        }
-        for (level, ratio) in std::iter::zip(LimitLevel::ALL, self.level_utilization) {
-            if let Some(ratio) = ratio {
-                series.container(
-                    CONTAINER_MEMORY_LEVEL_UTILIZATION,
-                    container,
-                    [level.label().into()],
-                    ratio,
-                );
-            }
-        }
-        if let Some(headroom) = self.headroom {
-            series.container(CONTAINER_MEMORY_HEADROOM, container, [], headroom as f64);
-        }
-        let parts =
-            [("anon", self.anon), ("file", self.file), ("shmem", self.shmem), ("kernel", self.kernel)];
-        for (component, value) in parts {
-            if let Some(value) = value {
-                series.container(CONTAINER_MEMORY_COMPONENT, container, [component.into()], value as f64);
-            }
-        }
-        let other = self.rest().max(0) as f64;
-        series.container(CONTAINER_MEMORY_COMPONENT, container, ["other".into()], other);
-        if let Some([some, full]) = self.pressure {
-            series.container(CONTAINER_PRESSURE_WAITING, container, [], some as f64 / 1e6);
-            series.container(CONTAINER_PRESSURE_STALLED, container, [], full as f64 / 1e6);
-        }
-    }
-
-    fn write_events(&self, container: u32, series: &mut Series) {
-        let rows = [
-            (CONTAINER_MEMORY_EVENTS, "high", self.events[0]),
-            (CONTAINER_MEMORY_EVENTS, "max", self.events[1]),
-            (CONTAINER_REFAULTS, "anon", self.refaults[0]),
-            (CONTAINER_REFAULTS, "file", self.refaults[1]),
-        ];
-        for (family, label, count) in rows {
-            if let Some(count) = count {
-                series.container(family, container, [label.into()], count as f64);
-            }
-        }
-    }
-}
-
 /// The collector. Keeps the files of every container and of every level above one open.
 #[derive(Debug, Default)]
 pub struct Cgroups {
@@ -178,8 +48,7 @@ pub struct Cgroups {
     /// Their number.
     file_count: usize,
     levels: HashMap<PathBuf, Level>,
-    /// Those of this cycle, by the paths of their cgroups.
-    pods: HashMap<PathBuf, PodMemory>,
+    pods: PodMemories,
     /// When each container was first listed without a cgroup.
     without_cgroup: HashMap<ContainerId, Timestamp>,
     watch: LimitWatch,
@@ -233,17 +102,6 @@ struct Level {
     free_swap: u64,
     /// Everything charged to it, if it is a pod's.
     usage: u64,
-}
-
-/// Memory of a pod in one cycle, in bytes.
-#[derive(Debug)]
-struct PodMemory {
-    pod: Arc<Pod>,
-    usage: u64,
-    /// `None` when unlimited.
-    limit: Option<u64>,
-    /// Of its running containers.
-    containers: u64,
 }
 
 /// The open files that memory and limits of a cgroup need.
@@ -441,44 +299,6 @@ impl ContainerFiles {
     }
 }
 
-fn apply_v2(memory: &mut ContainerMemory, stat: parse::StatV2) {
-    let sum = |parts: &[Option<u64>]| parts.iter().copied().sum::<Option<u64>>();
-    // added by kernels: percpu 5.8, pagetables 5.10, the sum `kernel` 5.18; a missing line means that the memory is not
-    // charged separately, and the small amount stays in the rest
-    let recent = [stat.pagetables, stat.percpu].into_iter().flatten().sum::<u64>();
-    let summed = sum(&[stat.slab, stat.kernel_stack]).map(|sum| sum + recent);
-    let pinned = match (stat.kernel, stat.slab_reclaimable) {
-        (Some(kernel), Some(reclaimable)) => Some(kernel.saturating_sub(reclaimable)),
-        _ => sum(&[stat.slab_unreclaimable, stat.kernel_stack]).map(|sum| sum + recent),
-    };
-    memory.inactive_file = stat.inactive_file;
-    memory.major_faults = stat.pgmajfault;
-    memory.refaults = [stat.workingset_refault_anon, stat.workingset_refault_file];
-    memory.anon = stat.anon;
-    memory.shmem = stat.shmem;
-    memory.mapped = stat.file_mapped;
-    memory.file = stat.file.zip(stat.shmem).map(|(file, shmem)| file.saturating_sub(shmem));
-    memory.kernel = stat.kernel.or(summed);
-    memory.unreclaimable = sum(&[stat.anon, stat.shmem, pinned, stat.sock]);
-    // what is not known to be swappable is not counted as such
-    let pages = sum(&[stat.anon, stat.shmem]).zip(stat.unevictable);
-    memory.swappable = pages.map_or(0, |(pages, unevictable)| pages.saturating_sub(unevictable));
-}
-
-fn apply_v1(memory: &mut ContainerMemory, stat: parse::StatV1, kernel: Option<u64>) {
-    memory.inactive_file = stat.total_inactive_file;
-    memory.major_faults = stat.total_pgmajfault;
-    memory.anon = stat.total_rss;
-    memory.shmem = stat.total_shmem;
-    memory.mapped = stat.total_mapped_file;
-    memory.file = stat.total_cache.zip(stat.total_shmem).map(|(cache, shmem)| cache.saturating_sub(shmem));
-    memory.kernel = kernel;
-    memory.swap = stat.total_swap;
-    // without the file, kernel memory is not charged, so the sum is complete
-    let charged = kernel.into_iter().sum::<u64>();
-    memory.unreclaimable = stat.total_rss.zip(stat.total_shmem).map(|(rss, shmem)| rss + shmem + charged);
-}
-
 impl Cgroups {
     /// Opens the files of a container and reads its memory.
     fn open_files(
@@ -642,44 +462,11 @@ impl Cgroups {
     /// Adds a container to its pod, whose cgroup is one of those above it and was read in this cycle.
     fn add_to_pod(&mut self, container: &Container, above: &[PathBuf], usage: u64) {
         let Some(pod) = container.pod.as_ref().filter(|_| !container.nested) else { return };
-        let level_of = |path: &&PathBuf| self.levels.get(*path).filter(|level| level.cycle == self.cycle);
-        let is_pod = |path: &&PathBuf| level_of(path).is_some_and(|it| it.limit_level == LimitLevel::Pod);
-        let Some(path) = above.iter().find(is_pod) else { return };
-        let Some(level) = level_of(&path) else { return };
-        let of_level =
-            || PodMemory { pod: Arc::clone(pod), usage: level.usage, limit: level.limits.max, containers: 0 };
-        self.pods.entry(path.clone()).or_insert_with(of_level).containers += usage;
-    }
-
-    /// Writes the memory of the pods. While one is replaced by another of its name, both are one series.
-    fn write_pods(&mut self, series: &mut Series) {
-        let mut by_name: BTreeMap<(Arc<str>, Arc<str>), PodMemory> = BTreeMap::new();
-        for (_, memory) in self.pods.drain() {
-            let name = (Arc::clone(&memory.pod.namespace), Arc::clone(&memory.pod.name));
-            match by_name.entry(name) {
-                Entry::Vacant(entry) => _ = entry.insert(memory),
-                Entry::Occupied(mut entry) => {
-                    let sum = entry.get_mut();
-                    sum.usage += memory.usage;
-                    sum.containers += memory.containers;
-                    sum.limit = sum.limit.zip(memory.limit).map(|(one, other)| one.saturating_add(other));
-                }
-            }
-        }
-        for ((namespace, name), memory) in by_name {
-            // the files are not read at one instant
-            let usage = memory.usage.max(memory.containers);
-            let of_pod = || [Label::from(&namespace), Label::from(&name)];
-            series.global(POD_MEMORY_USAGE, of_pod(), usage as f64);
-            if let Some(limit) = memory.limit {
-                series.global(POD_MEMORY_LIMIT, of_pod(), limit as f64);
-            }
-            for (component, bytes) in [("containers", memory.containers), ("rest", usage - memory.containers)]
-            {
-                let [namespace, name] = of_pod();
-                let labels = [namespace, name, component.into()];
-                series.global(POD_MEMORY_COMPONENT, labels, bytes as f64);
-            }
+        let level_of = |path: &PathBuf| self.levels.get(path).filter(|level| level.cycle == self.cycle);
+        let is_of_pod = |level: &&Level| level.limit_level == LimitLevel::Pod;
+        let found = above.iter().find_map(|path| Some((path, level_of(path).filter(is_of_pod)?)));
+        if let Some((path, level)) = found {
+            self.pods.add(path, pod, (level.usage, level.limits.max), usage);
         }
     }
 
@@ -759,7 +546,7 @@ impl Collector for Cgroups {
             }
             output.cycle_data.memory.push(reading.map(|(memory, _)| memory));
         }
-        self.write_pods(output.series);
+        self.pods.write(output.series);
         self.end_cycle(context.inventory, output.cycle_data);
         output.cycle_data.memory_complete = is_complete;
         if read == 0 && failed > 0 { CollectOutcome::Failed } else { CollectOutcome::Ok }

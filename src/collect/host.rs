@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use procfs::{FromBufRead, Meminfo, MemoryPressure};
 
-use super::cgroup::ContainerMemory;
+use super::container_memory::ContainerMemory;
 use super::memory_headroom::HostMemory;
 use super::shm::HostShm;
 use super::{CollectOutcome, Collector, Context, Output};

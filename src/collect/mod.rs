@@ -7,6 +7,8 @@
 pub mod cgroup;
 mod cgroup_limits;
 mod container_cpu;
+pub mod container_memory;
+mod pod_memory;
 mod amdgpu;
 mod gpu_readings;
 mod nvml;
@@ -47,7 +49,7 @@ pub struct Context<'a> {
 #[derive(Debug, Default)]
 pub struct CycleData {
     /// Memory of each container, by its number; `None` if its cgroup is gone or does not exist yet.
-    pub memory: Vec<Option<cgroup::ContainerMemory>>,
+    pub memory: Vec<Option<container_memory::ContainerMemory>>,
     /// Used bytes, if they are known, and total ones of each container's `/dev/shm`, by its number, also of one that containers share; `None` if it has
     /// none of its own.
     pub shm: Vec<Option<(Option<u64>, u64)>>,

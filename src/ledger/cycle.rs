@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn sample_has_the_shared_memory_of_its_container() {
-        let memory = vec![Some(crate::collect::cgroup::ContainerMemory::default()); 2];
+        let memory = vec![Some(crate::collect::container_memory::ContainerMemory::default()); 2];
         let cycle_data = CycleData { memory, shm: vec![None, Some((Some(60), 64))], ..CycleData::default() };
         let shm = |number| {
             let sample = sample(Timestamp::now(), &cycle_data, number).unwrap();

@@ -9,7 +9,7 @@ use super::run_id;
 use crate::attribute::gpu::{DeviceUsage, GpuAttribution};
 use crate::catalog::*;
 use crate::clock::Timestamp;
-use crate::collect::{Context, CycleData, cgroup::ContainerMemory};
+use crate::collect::{Context, CycleData, container_memory::ContainerMemory};
 use crate::discover::{Container, ContainerId, Identity};
 use crate::events::ContainerRef;
 use crate::gpu_state::peaks::Peak;
