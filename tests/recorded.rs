@@ -4,7 +4,7 @@
 //! `/dev/shm` of containers is absent here; tests/truth.rs tests it.
 
 mod amdgpu;
-mod kubernetes;
+pub(crate) mod kubernetes;
 
 use fake_nvml::{FakeNvml, Process, State};
 

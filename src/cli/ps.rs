@@ -27,9 +27,11 @@ pub fn command() -> Command {
                 .short('p')
                 .long("processes")
                 .action(ArgAction::SetTrue)
-                .help("Show the processes of each container."),
+                .help("Show the processes of each container, and what each pod holds beyond its containers."),
         )
-        .arg(super::json_flag("Print one JSON object per line: the host, each GPU, each container."));
+        .arg(super::json_flag(
+            "Print one JSON object per line: the host, each GPU, each container; with -p each pod.",
+        ));
     super::answers(command, "also if no container runs", "never")
 }
 
@@ -82,6 +84,9 @@ fn lines(overview: &Overview) -> anyhow::Result<String> {
     }
     for container in &overview.containers {
         text.push_str(&line("container", serde_json::to_value(container)?));
+    }
+    for pod in &overview.pods {
+        text.push_str(&line("pod", serde_json::to_value(pod)?));
     }
     Ok(text)
 }

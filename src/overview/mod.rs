@@ -26,6 +26,9 @@ pub struct Overview {
     pub gpus: Vec<GpuOverview>,
     /// Running containers, the one that is nearest to its limit first.
     pub containers: Vec<ContainerUse>,
+    /// Pods, the one that holds the most beyond its containers first, if processes were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<PodUse>,
     /// Runtimes that have a socket that does not respond.
     #[serde(default)]
     pub runtimes_unreachable: Vec<String>,
@@ -181,6 +184,22 @@ pub struct ContainerUse {
     pub history: Option<Track>,
 }
 
+/// A pod of which a container runs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodUse {
+    /// `NAMESPACE/POD`.
+    pub name: String,
+    /// Everything that is charged to its cgroup, page cache included.
+    pub usage_bytes: Option<f64>,
+    /// The limit of its cgroup.
+    pub limit_bytes: Option<f64>,
+    /// Of its containers that run.
+    pub containers_bytes: Option<f64>,
+    /// What it holds beyond them: volumes in memory of a container that was restarted, what ended containers left, the pause process.
+    pub rest_bytes: Option<f64>,
+}
+
 /// A process of a container.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProcessUse {
@@ -238,7 +257,8 @@ impl Overview {
         }
         let gpus = gpus(&rows, &containers);
         containers.sort_by(|one, other| Sort::Limit.compare(one, other));
-        Self { at: snapshot.finished.unix_seconds(), host, gpus, containers, runtimes_unreachable }
+        let pods = if details == Details::Processes { pods(&rows) } else { vec![] };
+        Self { at: snapshot.finished.unix_seconds(), host, gpus, containers, pods, runtimes_unreachable }
     }
 }
 
@@ -329,7 +349,11 @@ impl Rows<'_> {
     }
 
     fn first_label(&self, row: &Row) -> Option<&str> {
-        match self.0.series.labels(row).first()? {
+        self.label(row, 0)
+    }
+
+    fn label(&self, row: &Row, number: usize) -> Option<&str> {
+        match self.0.series.labels(row).get(number)? {
             Label::Fixed(text) => Some(text),
             Label::Text(text) => Some(text),
             Label::Number(_) | Label::Named(..) => None,
@@ -462,6 +486,30 @@ fn containers(rows: &Rows<'_>, figures: &Figures) -> Vec<ContainerUse> {
         container.gpu_utilization_ratio = ratio;
     }
     found
+}
+
+fn pods(rows: &Rows<'_>) -> Vec<PodUse> {
+    let mut found: BTreeMap<String, PodUse> = BTreeMap::new();
+    for family in [FamilyId::POD_MEMORY_USAGE, FamilyId::POD_MEMORY_LIMIT, FamilyId::POD_MEMORY_COMPONENT] {
+        for row in rows.0.family(family) {
+            let [namespace, pod, component] = [0, 1, 2].map(|number| rows.label(row, number));
+            let (Some(namespace), Some(pod)) = (namespace, pod) else { continue };
+            let name = format!("{namespace}/{pod}");
+            let of = found.entry(name.clone()).or_insert_with(|| PodUse { name, ..PodUse::default() });
+            let value = match (family, component) {
+                (FamilyId::POD_MEMORY_USAGE, _) => &mut of.usage_bytes,
+                (FamilyId::POD_MEMORY_LIMIT, _) => &mut of.limit_bytes,
+                (_, Some("containers")) => &mut of.containers_bytes,
+                (_, Some("rest")) => &mut of.rest_bytes,
+                _ => continue,
+            };
+            *value = Some(row.value);
+        }
+    }
+    let mut pods: Vec<_> = found.into_values().collect();
+    let rest = |pod: &PodUse| pod.rest_bytes.unwrap_or(-1.0);
+    pods.sort_by(|one, other| rest(other).total_cmp(&rest(one))); // names break ties
+    pods
 }
 
 fn gpus(rows: &Rows<'_>, containers: &[ContainerUse]) -> Vec<GpuOverview> {
@@ -598,6 +646,36 @@ mod tests {
         assert_eq!(at(10, &[]), [RuntimeUnreachable; 2], "for 5 s");
         assert_eq!(at(15, &[]), [NoProcess, RuntimeUnreachable], "the other one never had a process here");
         assert_eq!(at(20, &[0]), [RuntimeUnreachable; 2], "it has been started again");
+    }
+
+    #[test]
+    fn pods_are_listed_with_processes_by_what_they_hold_beyond_their_containers() {
+        let mut series = Series::default();
+        for (pod, usage, limit, rest) in
+            [("train-0", 5.0, Some(8.0), 0.5), ("web", 3.0, None, 2.0), ("idle", 1.0, None, 0.5)]
+        {
+            let labels = || ["ml", pod].map(Label::Fixed);
+            let component = |name| ["ml", pod, name].map(Label::Fixed);
+            series.global(POD_MEMORY_USAGE, labels(), usage * GIB);
+            limit.into_iter().for_each(|limit| series.global(POD_MEMORY_LIMIT, labels(), limit * GIB));
+            series.global(POD_MEMORY_COMPONENT, component("containers"), (usage - rest) * GIB);
+            series.global(POD_MEMORY_COMPONENT, component("rest"), rest * GIB);
+        }
+        crate::snapshot::finish(&mut series, &mut crate::snapshot::Dropped::new());
+        let snapshot = Snapshot::of_series(Timestamp::now(), series);
+        let overview = |details| {
+            let figures = history::Recorder::default().figures(&snapshot, None);
+            Overview::from_snapshot(&snapshot, figures, details)
+        };
+        assert!(overview(Details::None).pods.is_empty());
+        assert!(!table::text(&overview(Details::None), 0).contains("POD"));
+        let text = table::text(&overview(Details::Processes), 0);
+        let (_, pods) = text.split_once("POD ").expect("a table");
+        let rows: Vec<Vec<&str>> = pods.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0], ["USAGE", "/", "LIMIT", "CONTAINERS", "REST"]);
+        assert_eq!(rows[1], ["ml/web", "3.0", "GiB", "/", "-", "1.0", "GiB", "2.0", "GiB"]);
+        assert_eq!(rows[2], ["ml/idle", "1.0", "GiB", "/", "-", "512.0", "MiB", "512.0", "MiB"]);
+        assert_eq!(rows[3], ["ml/train-0", "5.0", "/", "8.0", "GiB", "4.5", "GiB", "512.0", "MiB"]);
     }
 
     #[test]

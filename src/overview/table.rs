@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::history::EMPTY_AFTER;
-use super::{ContainerUse, GpuOverview, HostUse, ListedState, Overview, ProcessUse, ROLES};
+use super::{ContainerUse, GpuOverview, HostUse, ListedState, Overview, PodUse, ProcessUse, ROLES};
 use crate::series::human_bytes;
 
 /// What is not known.
@@ -68,6 +68,7 @@ impl<T> OverviewColumn<T> {
 type ContainerColumn = OverviewColumn<ContainerUse>;
 type GpuColumn = OverviewColumn<GpuOverview>;
 type ProcessColumn = OverviewColumn<ProcessUse>;
+type PodColumn = OverviewColumn<PodUse>;
 
 /// The columns of containers.
 pub const CONTAINERS: [OverviewColumn<ContainerUse>; 14] = [
@@ -112,6 +113,14 @@ pub const PROCESSES: [OverviewColumn<ProcessUse>; 6] = [
     ProcessColumn::number("SHARE", |of, _| size(of.pss_bytes.map(|bytes| bytes as f64))),
     ProcessColumn::number("RESIDENT", |of, _| size(Some(of.rss_bytes as f64))),
     ProcessColumn::number("VRAM", |of, _| size(of.gpu_bytes.map(|bytes| bytes as f64))),
+];
+
+/// The columns of pods.
+pub const PODS: [OverviewColumn<PodUse>; 4] = [
+    PodColumn::name("POD", |of, _| of.name.clone()),
+    PodColumn::number("USAGE / LIMIT", |of, _| pair(of.usage_bytes, of.limit_bytes)),
+    PodColumn::number("CONTAINERS", |of, _| size(of.containers_bytes)),
+    PodColumn::number("REST", |of, _| size(of.rest_bytes)),
 ];
 
 /// A table whose cells are made.
@@ -203,6 +212,10 @@ pub fn text(overview: &Overview, width: usize) -> String {
         let processes = container.processes.as_deref().unwrap_or_default();
         let _ = writeln!(text, "\n{}, {} processes:", container.name, processes.len());
         Cells::of(&PROCESSES, processes, overview.at, width).write(&mut text);
+    }
+    if !overview.pods.is_empty() {
+        text.push('\n');
+        Cells::of(&PODS, &overview.pods, overview.at, width).write(&mut text);
     }
     if !overview.gpus.is_empty() {
         text.push('\n');

@@ -191,5 +191,14 @@ fn memory_volume_of_an_ended_container_is_its_pods() {
                 Err(format!("{usage} ({kubelet}) = {containers} + {rest}, limit {limit}"))
             }
         });
+        let name = format!("{}/memory-volume", namespace.name);
+        eventually("the pod in `ps -p`", || {
+            let words = node.memledger(&["ps", "-p", "--json"]).text()?;
+            let lines = words.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let mut pods = lines.filter(|line| line["type"] == "pod");
+            let pod = pods.find(|pod| pod["name"] == name).ok_or_else(|| words.clone())?;
+            let rest = pod["rest_bytes"].as_f64().ok_or_else(|| pod.to_string())?;
+            if rest >= 40.0 * MIB { Ok(()) } else { Err(pod.to_string()) }
+        });
     });
 }

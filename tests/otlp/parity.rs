@@ -6,8 +6,10 @@ use fake_nvml::{FakeNvml, State};
 use serde_json::Value;
 
 use super::{Receiver, list, memledger};
+use crate::recorded::kubernetes;
 use crate::support::docker::{Engine, unique};
 use crate::support::metrics::Labels;
+use crate::support::recorded::Host;
 use crate::support::{Memledger, Metrics, eventually};
 
 /// Derives the Prometheus name of an OTLP metric: dots become underscores, the unit and, for a monotonic sum, `total` are added.
@@ -153,4 +155,31 @@ fn grpc_export_equals_scrape() {
 #[test]
 fn http_export_equals_scrape() {
     both_ways_agree(false);
+}
+
+/// Families of pods have no container: their names are labels of their own.
+#[test]
+fn memory_of_pods_is_exported() {
+    let Some(receiver) = Receiver::start() else { return };
+    let runtime = kubernetes::runtime();
+    let flags = [format!("--cri.endpoint={}", runtime.socket.display()), "--no-collector.gpu".to_owned()];
+    let host = Host::unpack("v2-kubelet-cgroupfs", 3);
+    let memledger = host.start(&[&flags[..], &receiver.flags(false)].concat());
+    let pod = [("k8s_namespace_name", "ml"), ("k8s_pod_name", "train-0")];
+    memledger.eventually("the pod", |metrics| {
+        metrics.try_value("memledger_pod_memory_limit_bytes", &pod)?;
+        metrics.try_value("memledger_otlp_up", &[("signal", "metrics")])
+    });
+    let (points, metrics) = of_one_snapshot(&memledger, &receiver);
+    compare(&points, &metrics);
+    for (name, parts) in [("usage", 1), ("limit", 1), ("component", 2)] {
+        let name = format!("memledger.pod_memory_{name}");
+        let is_it = |point: &&Value| {
+            let attributes = &point["attributes"];
+            point["name"] == name.as_str()
+                && attributes["k8s.namespace.name"] == "ml"
+                && attributes["k8s.pod.name"] == "train-0"
+        };
+        assert_eq!(points.iter().filter(is_it).count(), parts, "{name}");
+    }
 }

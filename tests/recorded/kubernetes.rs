@@ -15,8 +15,8 @@ const TRAINER: &str = "0d6e4079e36703ebd37c00722f5891d28b0e2811dc114b129215123ad
 const SIDECAR: &str = "ea7bf4bb723041e7d63fe6c74dc46c048c617eb49a454a1cd6edbf34d05a418e";
 const OTHER: &str = "facf8b54e5c0b8c426bb1c4bf5a00abfeaa064dc89ba8298dfa0c083746eee5b";
 
-/// Starts a runtime with the two pods of the recording.
-fn runtime() -> Server {
+/// Starts a runtime with the two pods of the recordings.
+pub(crate) fn runtime() -> Server {
     let server = Server::new();
     let method = |name: &str| format!("/runtime.v1.RuntimeService/{name}");
     let pod = |id: &str, namespace: &str, name: &str, uid: &str| PodSandbox {

@@ -107,7 +107,7 @@ fn overview() -> Overview {
             gpu("1", 56.2, &[("team-a/llama-7b-finetune-0/trainer", 56.0)]),
         ],
         containers: vec![container("notebook", 1.0, 16.0), llama, piper],
-        runtimes_unreachable: vec![],
+        ..Overview::default()
     }
 }
 
