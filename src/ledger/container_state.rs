@@ -15,6 +15,7 @@ use crate::clock::{ClockStep, Timestamp};
 use crate::discover::{ContainerId, PathClaim, RuntimeEvent};
 use crate::events::{ContainerRef, Identity, PriorUsage};
 use crate::lifecycle::{RunNumber, is_same_report};
+use crate::parse::kubernetes;
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage_history::roles;
 use crate::runs::{RunFigures, RunRecord};
@@ -49,6 +50,9 @@ pub struct ContainerState {
     pub oom_event_at: Option<f64>,
     /// Cgroup path, relative to the root of the hierarchy, from the inventory.
     pub cgroup: Option<PathBuf>,
+    /// It is the sandbox of a pod, by its runtime, and no container: no cycle begins a run of it.
+    #[serde(default)]
+    pub is_sandbox: bool,
     /// Excluded by the filters.
     pub hidden: bool,
     /// Current or last run; `None` if it was never seen running.
@@ -167,9 +171,9 @@ impl ContainerState {
         self.former.iter().map(|former| former.kills).sum()
     }
 
-    /// Forgets its runs: cycles took it for a container, and it is the sandbox of a pod.
-    pub(super) fn forget_runs(&mut self) {
-        (self.run, self.uncounted_starts) = (None, 0);
+    /// Makes it the sandbox of a pod, which cycles may have taken for a container.
+    pub(super) fn become_sandbox(&mut self) {
+        (self.is_sandbox, self.run, self.uncounted_starts) = (true, None, 0);
         self.ended_runs.clear();
     }
 
@@ -318,9 +322,10 @@ impl ContainerState {
         }
     }
 
-    /// Returns the exit of the current run as a transition, once.
+    /// Returns the exit of the current run as a transition, once: when it has ended and is known to be a container's.
     pub(super) fn end_transition(&mut self, id: &ContainerId) -> Option<RunTransition> {
-        let run = self.run.as_mut()?;
+        let may_be_sandbox = self.may_be_sandbox();
+        let run = self.run.as_mut().filter(|run| run.ended.is_some() && !may_be_sandbox)?;
         if std::mem::replace(&mut run.is_exit_recorded, true) {
             return None;
         }
@@ -332,6 +337,16 @@ impl ContainerState {
             before: self.prior_usage(&run, ended),
             run,
         })))
+    }
+
+    /// Returns whether what ended may have been the sandbox of a pod, which has a cgroup like that of a container: no runtime has named it or
+    /// reported its end, and none of its processes was killed.
+    fn may_be_sandbox(&self) -> bool {
+        let is_in_pod = |path: &PathBuf| kubernetes::qos(&path.to_string_lossy()).is_some();
+        let is_unknown = |run: &Run| run.is_exit_assumed && run.kills == 0;
+        !self.named
+            && self.cgroup.as_ref().is_some_and(is_in_pod)
+            && self.run.as_ref().is_some_and(is_unknown)
     }
 
     /// Returns the settings of labels and environment.
@@ -492,6 +507,8 @@ impl ContainerState {
         if run.begin().is_some_and(|started| runtime_event.at + START_TOLERANCE < started) {
             return None;
         }
+        // an assumed end that is no event yet is this one
+        run.ended = run.ended.filter(|_| run.is_exit_recorded);
         if run.ended.is_some() {
             // reported already, or assumed: add what was missing
             run.exit_code = run.exit_code.or(exit_code.filter(|code| *code != 0 || !run.is_success_doubted));
@@ -510,6 +527,7 @@ impl ContainerState {
         run.ended = Some(run.host_restart.unwrap_or(ended));
         run.exit_code = exit_code.filter(|code| *code != 0 || !run.is_success_doubted);
         run.oom_flag = oom_flag;
+        run.is_exit_assumed = false;
         run.is_exit_recorded = false; // the container may have been taken for removed before, with an exit of unknown reason
         self.end_transition(&runtime_event.id)
     }

@@ -258,9 +258,10 @@ impl ContainerTable {
         let (id, number) = (&runtime_event.id, self.next_run);
         let state = self.modify(id);
         match &runtime_event.what {
-            EventKind::Exists | EventKind::Renamed => vec![],
+            // an end that nobody reported waited for the name
+            EventKind::Exists | EventKind::Renamed => state.end_transition(id).into_iter().collect(),
             EventKind::Sandbox => {
-                state.forget_runs();
+                state.become_sandbox();
                 vec![]
             }
             EventKind::Started => self.begin_run(id, Some(runtime_event.at), None, true),
@@ -334,6 +335,9 @@ impl ContainerTable {
         self.host_memory.drain(..self.host_memory.len().saturating_sub(MAX_HOST_MEMORY));
         let listed = std::iter::zip(&report.inventory.containers, &report.containers);
         for (container, usage) in listed.filter(|(container, usage)| !is_left(container, usage)) {
+            if self.get(&container.id).is_some_and(|state| state.is_sandbox) {
+                continue; // its runtime is away, and memledger was started again since
+            }
             self.apply_listed(report.at, container);
             self.apply_clock(now, &container.id);
             self.entry(&container.id).missing_since = None;

@@ -37,3 +37,14 @@ fn kills_of_the_kernel_are_those_of_memledger() {
     });
     alone::parts_sum(&node);
 }
+
+/// The sandbox of a pod is no container, also where it was started or ended while containerd was restarted.
+#[test]
+fn no_event_is_of_a_sandbox() {
+    let Some(node) = Node::shared() else { return };
+    // right after a restart of the kubelet `kubectl exec` fails
+    let events = eventually("events", || node.memledger(&["events", "--json", "--limit=0"]).text());
+    assert!(events.contains(r#""type":"exit""#), "{events}");
+    let own: Vec<_> = events.lines().filter(|line| line.contains(r#""POD""#)).collect();
+    assert!(own.is_empty(), "{own:?}");
+}

@@ -178,7 +178,7 @@ impl Reconciler {
                     self.containers.modify(&id).count_kill(pending.counted_as.as_ref(), when);
                 }
                 let pending = &self.pending[at];
-                let mut number_in_run = None;
+                let (mut number_in_run, mut ended) = (None, None);
                 if let (Some(id), Some(number)) = (&pending.container, pending.run)
                     && let Some(run) = self.containers.modify(id).run_mut(number)
                 {
@@ -188,9 +188,11 @@ impl Reconciler {
                         run.possible_end =
                             Some(PossibleEnd { id: pending.kill.id, at: pending.gone_at(), scope });
                     }
+                    ended = self.containers.modify(id).end_transition(id); // it waited for a sign that this is no sandbox
                 }
                 let kill = &mut self.pending[at].kill;
                 (kill.victim, kill.number) = (Some(victim), number_in_run);
+                ended.into_iter().for_each(|end| self.apply_transition(now, end));
                 true
             }
             _ if age >= ATTRIBUTION_TIMEOUT && pending.container.is_none() => {

@@ -420,7 +420,7 @@ impl Reconciler {
         }
     }
 
-    fn apply_transition(&mut self, now: Timestamp, transition: RunTransition) {
+    pub(super) fn apply_transition(&mut self, now: Timestamp, transition: RunTransition) {
         match transition {
             RunTransition::Began(id) => self.containers.modify(&id).uncounted_starts += 1,
             RunTransition::Ended(end) => {

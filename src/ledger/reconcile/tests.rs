@@ -28,6 +28,7 @@ mod reports;
 mod late;
 mod rim;
 mod runs;
+mod sandboxes;
 mod stories;
 mod story;
 pub(crate) mod world;

@@ -614,24 +614,6 @@ fn former_name_that_the_filter_excludes_is_not_shown() {
 }
 
 #[test]
-fn sandbox_that_cycles_took_for_a_container_is_none_once_its_runtime_is_back() {
-    let mut story = Story::new();
-    for second in [1.0, 2.0, 3.0] {
-        story.cycle_as(second, &[('a', None)], &[("cri", false)], |_| "a".repeat(12));
-        story.settle(second);
-    }
-    assert_eq!(story.shown(3.0).len(), 1, "by its short id");
-    let details = ContainerDetails { name: "POD".into(), labels_match: true, ..ContainerDetails::default() };
-    story.named_event('a', 4.0, 4.0, Some(details), EventKind::Sandbox);
-    for second in [4.0, 5.0, 30.0, 60.0] {
-        story.cycle(second, &[], &[("cri", true)]);
-        story.settle(second);
-    }
-    assert!(story.shown(60.0).is_empty(), "{:?}", story.shown(60.0));
-    assert!(story.exits('a').is_empty());
-}
-
-#[test]
 fn kill_counted_under_a_short_id_moves_to_the_name_that_becomes_known() {
     for is_settled in [true, false] {
         let mut story = Story::new();
