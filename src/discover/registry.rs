@@ -192,11 +192,7 @@ impl Registry {
                 None => {
                     let seen = *self.nameless.get(&candidate.id).unwrap_or(&now);
                     nameless.insert(candidate.id.clone(), seen);
-                    let is_run = |runtime: &str| runtime == run::RUNTIME;
-                    let mut namers = connections
-                        .iter()
-                        .filter(|(runtime, ..)| is_run(runtime) == is_run(candidate.runtime));
-                    if namers.any(|(_, connection, _)| may_get_name(*connection, now.since(seen))) {
+                    if may_get_name(candidate, now.since(seen), connections) {
                         self.waiting = true;
                     } else {
                         found.push((usize::MAX, container_of_cgroup(candidate, cgroup)));
@@ -213,6 +209,19 @@ impl Registry {
                 found.push((*rank, container_of_record(record, None)));
             }
         }
+        let containers = self.included(found, records);
+        let runtimes =
+            connections.iter().filter_map(|(runtime, _, is_up)| Some((*runtime, (*is_up)?))).collect();
+        let owners = self.tree.as_ref().map(|tree| CgroupOwners::new(&tree.hierarchy().root));
+        Inventory { containers, runtimes, owners, ..Inventory::default() }
+    }
+
+    /// Returns those that the filters include, with unique names.
+    fn included(
+        &self,
+        mut found: Vec<(usize, Container)>,
+        records: &HashMap<ContainerId, (usize, ContainerRecord)>,
+    ) -> Vec<Arc<Container>> {
         let labels_match = |container: &Container| match records.get(&container.id) {
             Some((_, record)) => record.labels_match,
             None => self.filter.labels.is_empty(),
@@ -221,11 +230,7 @@ impl Registry {
         let mut containers = with_unique_names(found);
         containers.retain(|container| container.identity.is_included(&self.filter));
         mark_nested(&mut containers);
-        let runtimes =
-            connections.iter().filter_map(|(runtime, _, is_up)| Some((*runtime, (*is_up)?))).collect();
-        let containers = containers.into_iter().map(Arc::new).collect();
-        let owners = self.tree.as_ref().map(|tree| CgroupOwners::new(&tree.hierarchy().root));
-        Inventory { containers, runtimes, owners, ..Inventory::default() }
+        containers.into_iter().map(Arc::new).collect()
     }
 
     /// Returns the cgroup of a container's first process.
@@ -239,11 +244,18 @@ impl Registry {
     }
 }
 
-fn may_get_name(connection: ConnectionState, age: Duration) -> bool {
-    match connection {
+/// Returns whether a runtime (of a run: its record) may still name what has had a cgroup for so long.
+fn may_get_name(
+    candidate: &ContainerCgroup,
+    age: Duration,
+    connections: &[(&'static str, ConnectionState, Option<bool>)],
+) -> bool {
+    let is_run = |runtime: &str| runtime == run::RUNTIME;
+    let mut namers = connections.iter().filter(|(runtime, ..)| is_run(runtime) == is_run(candidate.runtime));
+    namers.any(|(_, connection, _)| match connection {
         ConnectionState::Starting | ConnectionState::Idle | ConnectionState::Up => age < NAME_GRACE,
         ConnectionState::NoSocket | ConnectionState::Down => false,
-    }
+    })
 }
 
 /// Returns a container's cgroup without the parts that belong to containers inside it.

@@ -84,57 +84,23 @@ pub async fn follow(
     source: Arc<RuntimeState>,
     mut resume: CriResumeState,
 ) {
-    let mut last_logged = String::new();
-    let mut lost_at: Option<Timestamp> = None;
+    let mut outage = Outage::default();
     loop {
         let mut pause = RETRY_DELAY.0;
         match find(&settings).await {
             SocketSearch::Runtime(socket, client) => {
                 let reconciler = CriReconciler::new(&settings, &filter, &source, &mut resume);
                 let error = follow_once(reconciler, &client, &socket).await;
-                let error = error.to_string();
-                if source.lock().connection == ConnectionState::Up {
-                    tracing::warn!(
-                        runtime = RUNTIME,
-                        error,
-                        "connection lost, retrying; container names are kept"
-                    );
-                    last_logged.clear();
-                    lost_at = Some(Timestamp::now());
-                } else if last_logged != error {
-                    tracing::warn!(runtime = RUNTIME, error, "listing containers failed, retrying");
-                    last_logged = error;
-                }
-                source.set_connection(ConnectionState::Down);
+                outage.record_failure(&source, error.to_string());
             }
             SocketSearch::Nothing { connection, why, is_refused } => {
-                let was_there =
-                    matches!(source.lock().connection, ConnectionState::Up | ConnectionState::Down);
-                // a runtime that responds and has no pods left is not down: the kubelet may use another now
-                let connection = if was_there && connection != ConnectionState::Idle {
-                    ConnectionState::Down
-                } else {
-                    connection
-                };
-                if connection == ConnectionState::NoSocket && !why.is_empty() {
+                let is_of_another = !why.is_empty();
+                let connection = outage.record_nothing(&source, connection, why);
+                if is_of_another && connection == ConnectionState::NoSocket {
                     pause = RETRY_DELAY.1;
                 }
-                if !why.is_empty() && last_logged != why {
-                    match connection {
-                        ConnectionState::Down => {
-                            tracing::warn!(runtime = RUNTIME, "listing pods failed, retrying: {why}")
-                        }
-                        _ => tracing::debug!(runtime = RUNTIME, "no pods: {why}"),
-                    }
-                    last_logged = why;
-                }
-                source.set_connection(connection);
-                let started = source.lock().newest_unnamed_start;
-                let is_after = |(started, lost): (f64, Timestamp)| {
-                    started >= lost.since_boot().as_secs_f64() + BACK_AFTER
-                };
-                let is_back = started.zip(lost_at).is_some_and(is_after);
-                if is_back && is_refused && connection == ConnectionState::Down && in_pod() {
+                let is_lost = is_refused && connection == ConnectionState::Down && in_pod();
+                if is_lost && outage.is_over(&source) {
                     tracing::warn!(
                         runtime = RUNTIME,
                         "the container runtime was restarted, and the socket that is mounted here is the one before: ending, for the kubelet \
@@ -146,6 +112,62 @@ pub async fn follow(
             }
         }
         tokio::time::sleep(pause).await;
+    }
+}
+
+/// The time without a connection.
+#[derive(Debug, Default)]
+struct Outage {
+    /// The last reason that was logged.
+    last_logged: String,
+    /// When the last connection was lost.
+    lost_at: Option<Timestamp>,
+}
+
+impl Outage {
+    /// Records that a connection was lost, or that the first list failed.
+    fn record_failure(&mut self, source: &RuntimeState, error: String) {
+        if source.lock().connection == ConnectionState::Up {
+            tracing::warn!(runtime = RUNTIME, error, "connection lost, retrying; container names are kept");
+            self.last_logged.clear();
+            self.lost_at = Some(Timestamp::now());
+        } else if self.last_logged != error {
+            tracing::warn!(runtime = RUNTIME, error, "listing containers failed, retrying");
+            self.last_logged = error;
+        }
+        source.set_connection(ConnectionState::Down);
+    }
+
+    /// Records that no socket is that of the kubelet's runtime. Returns the state of the connection.
+    fn record_nothing(
+        &mut self,
+        source: &RuntimeState,
+        found: ConnectionState,
+        why: String,
+    ) -> ConnectionState {
+        let was_there = matches!(source.lock().connection, ConnectionState::Up | ConnectionState::Down);
+        // a runtime that responds and has no pods left is not down: the kubelet may use another now
+        let is_down = was_there && found != ConnectionState::Idle;
+        let connection = if is_down { ConnectionState::Down } else { found };
+        if !why.is_empty() && self.last_logged != why {
+            match connection {
+                ConnectionState::Down => {
+                    tracing::warn!(runtime = RUNTIME, "listing pods failed, retrying: {why}")
+                }
+                _ => tracing::debug!(runtime = RUNTIME, "no pods: {why}"),
+            }
+            self.last_logged = why;
+        }
+        source.set_connection(connection);
+        connection
+    }
+
+    /// Returns whether a container that was started since shows that the runtime is back.
+    fn is_over(&self, source: &RuntimeState) -> bool {
+        let started = source.lock().newest_unnamed_start;
+        let is_after =
+            |(started, lost): (f64, Timestamp)| started >= lost.since_boot().as_secs_f64() + BACK_AFTER;
+        started.zip(self.lost_at).is_some_and(is_after)
     }
 }
 
