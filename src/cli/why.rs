@@ -24,6 +24,7 @@ use crate::explain::{
 };
 use crate::export::verdict_text::{render, render_all, wrapped};
 use crate::ledger::store::{Query, RunQuery};
+use crate::parse::kubernetes::qos;
 
 /// Kills of unknown containers that are listed, the newest.
 const MAX_UNKNOWN: usize = 10;
@@ -397,12 +398,16 @@ impl Answer<'_> {
         let has_kill = verdict.pid.is_some() || verdict.cause == Cause::OomUnnamed;
         // the pod of that name may be another one than before, as of a StatefulSet; those of other names are no part of the answer
         let pod = self.pod_uid(subject);
-        let is_of_other_pod = |kill: &Kill| pod.is_some_and(|uid| !is_in_pod(&kill.cgroup, uid));
+        let is_pods = !subject.identity.k8s_pod.is_empty();
+        let is_outside_pods = |kill: &Kill| is_pods && !kill.cgroup.is_empty() && qos(&kill.cgroup).is_none();
+        let is_of_other_pod =
+            |kill: &Kill| pod.is_some_and(|uid| !is_in_pod(&kill.cgroup, uid)) || is_outside_pods(kill);
         let may_be_meant = |kill: &&Kill| {
             let is_before = subject.started.map_or(verdict.at.is_none(), |started| kill.at <= started);
             let is_after = verdict.at.is_some_and(|at| kill.at > at);
             let is_possible = is_before || kill.owner == KillOwner::Unattributed;
-            is_after || is_possible && !has_kill && !(is_before && is_of_other_pod(kill))
+            is_after && !is_outside_pods(kill)
+                || is_possible && !has_kill && !(is_before && is_of_other_pod(kill))
         };
         self.kills_of_unknown_containers().into_iter().filter(may_be_meant).collect()
     }

@@ -3,8 +3,10 @@
 use regex::Regex;
 
 use super::{assert_text, has_ends, has_kills, on_node};
-use crate::support::eventually;
+use crate::support::cgroups::{TestCgroup, new_id, parent};
 use crate::support::kube::{Namespace, Node};
+use crate::support::python::Python;
+use crate::support::{eventually, eventually_true};
 
 /// People know pods by `kubectl get pods`; nearly all containers are called main.
 #[test]
@@ -154,14 +156,38 @@ fn doctor_does_not_ask_for_what_a_pod_has_by_other_ways() {
     assert_text("doctor", &text, &wanted, &["no socket", "is missing on this host"]);
 }
 
+/// Kills a process in a container that nothing names, as one of an engine without a socket here. Returns the short id.
+fn kill_in_unknown_container(hog: &str) -> String {
+    let id = new_id();
+    let cgroup = TestCgroup::at(&format!("{}/docker/{id}", parent()), &id);
+    cgroup.limit(16 << 20);
+    let mut process = Python::command(&cgroup, &[hog, "eat"]);
+    eventually_true("its end", || process.has_ended());
+    cgroup.name().to_owned()
+}
+
 /// Its kills are known since its start, so none of unknown containers is its own.
 #[test]
-fn why_of_a_running_container_lists_no_kills_of_others() {
+fn why_of_a_container_lists_no_kills_of_others() {
+    let Some(hog) = std::env::var("MEMLEDGER_TEST_HOG").ok() else { return };
     on_node("lists", |node, namespace| {
+        let before = kill_in_unknown_container(&hog);
         namespace.apply("steady");
         namespace.runs("steady");
         let container = namespace.container("steady", "main");
         node.eventually("it is known", |metrics| metrics.try_value(super::INFO, &container.labels()));
-        assert_text("why", &node.why(&container.path()), &[], &["OOM kills whose container is not known"]);
+        let during = kill_in_unknown_container(&hog);
+        eventually("both in the answer for a container that is not known", || {
+            let why = node.memledger(&["why", "nobody", "--all"]).words();
+            if why.contains(&before) && why.contains(&during) { Ok(()) } else { Err(why) }
+        });
+        let listed = "OOM kills whose container is not known";
+        assert_text("why", &node.why(&container.path()), &[], &[listed]);
+        // of a pod that is gone, kills in other pods that are gone may be its own
+        namespace.kubectl(&["delete", "pod", "steady"]);
+        has_ends(node, container, &[("killed", 1.0)]);
+        let after = kill_in_unknown_container(&hog);
+        let why = node.memledger(&["why", &container.path(), "--all"]).words();
+        assert_text("why", &why, &["KILLED"], &[&before, &during, &after]);
     });
 }
