@@ -170,14 +170,24 @@ impl Node {
 
     /// Stops `containerd` or `kubelet` and waits for its end.
     pub fn stop(&self, program: &str) {
-        assert!(self.script("stop", &[program]).status().expect("node.sh runs").success());
+        assert!(self.has_run("stop", program, &[]), "{program} stops");
     }
 
     /// Starts `containerd` or `kubelet`, and waits until it responds.
     pub fn start(&self, program: &str, variables: &[(&str, &str)]) {
-        let mut command = self.script("start", &[program]);
-        command.envs(variables.iter().copied());
-        assert!(command.status().expect("node.sh runs").success());
+        assert!(self.has_run("start", program, variables), "{program} starts");
+    }
+
+    /// Starts `containerd` or `kubelet` again, also one that does not run. Returns whether it responds.
+    pub fn restart(&self, program: &str, variables: &[(&str, &str)]) -> bool {
+        self.has_run("stop", program, &[]);
+        self.has_run("start", program, variables)
+    }
+
+    /// Runs the script, and returns whether it succeeded.
+    fn has_run(&self, action: &str, program: &str, variables: &[(&str, &str)]) -> bool {
+        let mut command = self.script(action, &[program]);
+        command.envs(variables.iter().copied()).status().is_ok_and(|status| status.success())
     }
 }
 
