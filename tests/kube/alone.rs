@@ -141,6 +141,16 @@ fn kill_after_a_restart_of_containerd_gets_its_name() {
     });
 }
 
+/// Returns the words of `memledger doctor` in its pod while the kubelet, and with it `kubectl exec`, does not respond.
+fn doctor_without_kubelet(node: &Node) -> String {
+    let label = "app.kubernetes.io/name=memledger";
+    let id = "jsonpath={.items[0].status.containerStatuses[0].containerID}";
+    let id = node.kubectl(&["-n", "memledger", "get", "pods", "-l", label, "-o", id]);
+    let id = id.trim_start_matches("containerd://");
+    let exec = ["ctr", "-n", "k8s.io", "task", "exec", "--exec-id", "doctor", id, "/memledger", "doctor"];
+    node.run(&exec).words()
+}
+
 /// Its containers keep running, and nothing is counted twice.
 #[test]
 fn restart_of_the_kubelet_loses_nothing() {
@@ -160,7 +170,10 @@ fn restart_of_the_kubelet_loses_nothing() {
         };
         let before = id(running);
         node.stop("kubelet");
+        let doctor = doctor_without_kubelet(node);
         node.start("kubelet", &[]);
+        let advice = "start the kubelet, or set --kubelet.pod-resources";
+        assert_text("doctor", &doctor, &["MISSING pod resources", advice], &[]);
         namespace.apply("running");
         namespace.runs("running");
         same();

@@ -38,6 +38,15 @@ const MAIN: KillCase = KillCase {
     absent: PARENT,
 };
 
+/// A child is killed, and the container runs on.
+const CHILD: KillCase = KillCase {
+    kills: &[("child", 1.0)],
+    ends: &[],
+    kubelet: None,
+    why: &[OWN_LIMIT, "kept running"],
+    ..MAIN
+};
+
 fn check(case: &KillCase) {
     on_node(case.pod, |node, namespace| {
         namespace.apply(case.pod);
@@ -67,37 +76,24 @@ fn main_process() {
 /// kubectl shows nothing of it: no restart, no reason, no event.
 #[test]
 fn child_of_a_container_that_runs_on() {
-    check(&KillCase {
-        pod: "child-killed",
-        kills: &[("child", 1.0)],
-        ends: &[],
-        kubelet: None,
-        why: &[OWN_LIMIT, "kept running"],
-        ..MAIN
-    });
+    check(&KillCase { pod: "child-killed", ..CHILD });
 }
 
 #[test]
 fn child_in_a_pod_with_two_containers() {
-    check(&KillCase {
-        pod: "child-killed-in-two",
-        kills: &[("child", 1.0)],
-        ends: &[],
-        kubelet: None,
-        why: &[OWN_LIMIT, "kept running"],
-        ..MAIN
-    });
+    check(&KillCase { pod: "child-killed-in-two", ..CHILD });
 }
 
 #[test]
 fn child_of_a_container_that_completes_later() {
+    const WENT_ON: &str = "a child was killed; the container went on and ended with 0";
+    let (ends, kubelet) = (&[("completed", 1.0)], Some(("OOMKilled", 0)));
     check(&KillCase {
         pod: "child-killed-and-completed",
-        kills: &[("child", 1.0)],
-        ends: &[("completed", 1.0)],
-        kubelet: Some(("OOMKilled", 0)),
-        why: &[OWN_LIMIT, "a child was killed; the container went on and ended with 0"],
-        ..MAIN
+        ends,
+        kubelet,
+        why: &[OWN_LIMIT, WENT_ON],
+        ..CHILD
     });
 }
 
@@ -133,26 +129,15 @@ fn child_of_a_shell_that_returns_its_status() {
 
 #[test]
 fn child_of_a_shell_that_returns_0() {
-    check(&KillCase {
-        pod: "shell-exits-0",
-        kills: &[("child", 1.0)],
-        ends: &[("completed", 1.0)],
-        kubelet: Some(("OOMKilled", 0)),
-        why: &[OWN_LIMIT, "ended with 0"],
-        ..MAIN
-    });
+    let (ends, kubelet) = (&[("completed", 1.0)], Some(("OOMKilled", 0)));
+    check(&KillCase { pod: "shell-exits-0", ends, kubelet, why: &[OWN_LIMIT, "ended with 0"], ..CHILD });
 }
 
 #[test]
 fn child_of_a_shell_that_returns_1() {
-    check(&KillCase {
-        pod: "shell-exits-1",
-        kills: &[("child", 1.0)],
-        ends: &[("error", 1.0)],
-        kubelet: Some(("OOMKilled", 1)),
-        why: &[OWN_LIMIT, "ended with 1, right after"],
-        ..MAIN
-    });
+    let (ends, kubelet) = (&[("error", 1.0)], Some(("OOMKilled", 1)));
+    let why = &[OWN_LIMIT, "ended with 1, right after"];
+    check(&KillCase { pod: "shell-exits-1", ends, kubelet, why, ..CHILD });
 }
 
 #[test]
@@ -216,12 +201,17 @@ fn static_pod() {
     let Some(node) = Node::shared() else { return };
     let _pod = StaticPod::create(&node, "static");
     let container = PodContainer { namespace: "default", pod: "static-node1", name: "main" };
-    node.eventually("its kills", |metrics| {
+    node.eventually("a kill for each end that the kubelet has", |metrics| {
         let kills = counts(metrics, KILLS, container, "victim");
         let ends = counts(metrics, EXITS, container, "reason");
+        let pod = node.get(&["-n", "default", "pod", "static-node1"])?;
+        let status = &pod["status"]["containerStatuses"][0];
+        let restarts = status["restartCount"].as_f64().ok_or_else(|| pod["status"].to_string())?;
+        // it waits for its next start, or has just ended
+        let ended = if status["state"]["running"].is_null() { restarts + 1.0 } else { restarts };
         match (&kills[..], &ends[..]) {
-            ([("main", kills)], [("oom_container", ends)]) if kills == ends => Ok(()),
-            other => Err(format!("{other:?}")),
+            ([("main", kills)], [("oom_container", ends)]) if [*kills, *ends] == [ended; 2] => Ok(()),
+            other => Err(format!("{other:?}, and the kubelet has {status}")),
         }
     });
     assert_text("why", &node.why(&container.path()), &[OWN_LIMIT, LIMIT], PARENT);
