@@ -37,12 +37,12 @@ run_nextest() {
 
 # collect_nextest NAME...: the results of these runs, after a retry.
 collect_nextest() {
-  local files=("${@/#/$work/}") filter again=()
+  local files=("${@/#/$work/}") filter again=() retried=$1-retried
   files=("${files[@]/%/.xml}")
   if [[ -n $retry ]] && filter=$(results retry "${files[@]}"); then
     echo 'the tests that failed, once more, one at a time:'
-    run_nextest retried --test-threads 1 -E "$filter"
-    again=(--retried "$work/retried.xml")
+    run_nextest "$retried" --test-threads 1 -E "$filter"
+    again=(--retried "$work/$retried.xml")
   fi
   results collect host "$flaky" "${files[@]}" "${again[@]}" >>"$work/results" || fail 'reading the results of nextest'
 }
