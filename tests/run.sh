@@ -17,6 +17,7 @@
 #
 # As a user who is not root, it builds as that user and runs the tests with sudo.
 #
+# $KUBE_PROGRAM              the memledger that the node of Kubernetes runs, in place of the debug build
 # $MEMLEDGER_TESTS_REQUIRED  a test that cannot run here fails instead of being skipped; set in CI and here
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -167,7 +168,7 @@ wait_for_python() {
 start_node() {
   node=$work/kube
   export MEMLEDGER_TEST_KUBE_NODE=$node KUBE_CONTAINERD=${1:-}
-  in_background as_root_with_environment tests/kube/node.sh up "$node" "$(executable memledger bin binary)"
+  in_background as_root_with_environment tests/kube/node.sh up "$node" "${KUBE_PROGRAM:-$(executable memledger bin binary)}"
 }
 
 stop_node() {
