@@ -1,16 +1,14 @@
 //! Access control for all listeners: TLS, passwords, client certificates, rate and connection limits.
 //!
-//! `--web.config.file` and the files that it names are read again every second. What narrows access is applied from every file that can
-//! be parsed: users that are gone or have another password, another CA, other names. What would remove protection at run time is not,
-//! such as no TLS or no users: a file that is being written is empty for a moment, and that must not open anything. Then, and where a
-//! certificate is unusable, the protection that was there stays in use for the rest, which is logged once. After the last user is gone no
-//! password is valid. To remove protection, restart memledger.
+//! `--web.config.file` and the files that it names are read again every second. A valid change is applied as it is written, also one
+//! that removes protection; an invalid one is logged once, and the configuration before it stays in use. What counts is what two reads in
+//! a row agree on: a file that is being written is empty or incomplete for a moment, and that must not open anything.
 //!
 //! Each change to who is admitted starts a new generation of the configuration; connections of older generations are closed.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::http::request::Parts;
@@ -23,7 +21,7 @@ use super::basic_auth::{AuthOutcome, BasicAuth, Credentials};
 use super::limits::{ClientLimit, Permit, RateLimiter};
 use super::tls::ConfigFiles;
 use crate::clock::Timestamp;
-use crate::config::web::{ClientAuth, TlsVersion};
+use crate::config::web::ClientAuth;
 use crate::config::{Config, ConfigError, HttpLimits};
 use crate::stats::http_stats::{HttpStats, RejectReason};
 use crate::text::error_chain;
@@ -67,8 +65,6 @@ pub struct SecurityConfig {
     /// TLS settings; `None` for plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
     headers: HeaderMap,
-    /// The last user was removed at run time: passwords are required, and none is valid.
-    is_locked: bool,
     /// Increases with each change to who is admitted.
     pub generation: u64,
 }
@@ -80,7 +76,7 @@ impl SecurityConfig {
             let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
             Some((name, HeaderValue::from_str(value).ok()?))
         });
-        Ok(Self { headers: headers.collect(), tls, files, is_locked: false, generation: 0 })
+        Ok(Self { headers: headers.collect(), tls, files, generation: 0 })
     }
 
     /// Returns a summary for people.
@@ -107,98 +103,34 @@ impl SecurityConfig {
         self.client_auth() != ClientAuth::None
     }
 
-    fn limits_ciphers(&self) -> [bool; 2] {
-        let tls = self.files.config.tls.as_ref();
-        tls.map_or([false; 2], |tls| [!tls.cipher_suites.is_empty(), !tls.groups.is_empty()])
+    fn warn_of_clear_text(&self, is_remote: bool) {
+        if self.tls.is_none() && self.requires_password() && is_remote {
+            tracing::warn!(
+                "basic authentication without TLS sends passwords in clear text: add tls_server_config to --web.config.file"
+            );
+        }
     }
 
     fn requires_password(&self) -> bool {
-        self.is_locked || !self.files.config.users.is_empty()
-    }
-
-    fn restricts_client_names(&self) -> bool {
-        self.files.config.tls.as_ref().is_some_and(|tls| !tls.client_names.is_empty())
-    }
-
-    fn min_version(&self) -> Option<TlsVersion> {
-        self.files.config.tls.as_ref().map(|tls| tls.lowest)
-    }
-
-    /// Returns which protection `newer` would remove; `None` if it removes none.
-    fn weakened_by(&self, newer: &Self) -> Option<&'static str> {
-        if self.tls.is_some() && newer.tls.is_none() {
-            return Some("TLS would be turned off");
-        }
-        if self.requires_password() && !newer.requires_password() {
-            return Some("passwords would no longer be required");
-        }
-        if self.client_auth().is_mandatory() && !newer.client_auth().is_mandatory() {
-            return Some("client certificates would no longer be required");
-        }
-        if self.restricts_client_names() && !newer.restricts_client_names() {
-            return Some("client certificates of any name would be accepted");
-        }
-        if self.min_version() > newer.min_version() {
-            return Some("an older TLS version would be accepted");
-        }
-        if std::iter::zip(self.limits_ciphers(), newer.limits_ciphers()).any(|(old, new)| old && !new) {
-            return Some("cipher suites or curves would no longer be limited");
-        }
-        let (old, new) = (self.files.config.rate, newer.files.config.rate);
-        (old.is_some() && new.is_none()).then_some("rate_limit would be turned off")
+        !self.files.config.users.is_empty()
     }
 }
 
-/// Returns these files with the protection of the older ones wherever it is weaker: TLS and its parts, and the rate limit. Users are
-/// those of the newer ones.
-fn narrowed(older: &ConfigFiles, mut newer: ConfigFiles) -> ConfigFiles {
-    match (&older.config.tls, &mut newer.config.tls) {
-        (Some(_), None) => newer.take_tls(older),
-        (Some(old), Some(new)) => {
-            if old.client_auth.is_mandatory() && !new.client_auth.is_mandatory() {
-                new.client_auth = old.client_auth;
-                if new.client_ca.is_none() {
-                    new.client_ca = old.client_ca.clone();
-                    newer.client_ca = older.client_ca.clone();
-                }
-            }
-            if new.client_names.is_empty() {
-                new.client_names = old.client_names.clone();
-            }
-            if new.cipher_suites.is_empty() {
-                new.cipher_suites = old.cipher_suites.clone();
-            }
-            if new.groups.is_empty() {
-                new.groups = old.groups.clone();
-            }
-            new.lowest = new.lowest.max(old.lowest);
-            new.highest = new.highest.max(new.lowest);
-        }
-        (None, _) => {}
-    }
-    newer.config.rate = newer.config.rate.or(older.config.rate);
-    newer
-}
-
-/// A change of the configuration that is not applied as it is.
-struct RejectedChange {
-    reason: String,
-    /// What is applied of it; `None` if the file cannot be parsed.
-    instead: Option<Box<ConfigFiles>>,
-}
-
-impl From<ConfigError> for RejectedChange {
-    fn from(error: ConfigError) -> Self {
-        Self { reason: error_chain(&error), instead: None }
-    }
+/// What the reads of the configuration files gave, one a second.
+#[derive(Default)]
+struct Reload {
+    /// The last read; what it gave is not applied until the next one gives the same.
+    last_read: Option<Result<ConfigFiles, String>>,
+    /// The error that was logged last; empty: none.
+    last_error: String,
 }
 
 /// Admits connections and requests.
 pub struct AccessControl {
     file: Option<PathBuf>,
     security: RwLock<Arc<SecurityConfig>>,
-    /// Why the last read of the files was rejected.
-    last_rejection: Mutex<String>,
+    /// A listener can be reached from other hosts.
+    is_remote: bool,
     stats: Arc<HttpStats>,
     basic_auth: BasicAuth,
     rate_limiter: RateLimiter,
@@ -223,15 +155,12 @@ impl AccessControl {
             stats.set_config_in_use(true);
         }
         let is_remote = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
-        if security.tls.is_none() && security.requires_password() && config.listen.iter().any(is_remote) {
-            tracing::warn!(
-                "basic authentication without TLS sends passwords in clear text: add tls_server_config to --web.config.file"
-            );
-        }
+        let is_remote = config.listen.iter().any(is_remote);
+        security.warn_of_clear_text(is_remote);
         Ok(Self {
             file: config.web_config.clone(),
             security: RwLock::new(Arc::new(security)),
-            last_rejection: Mutex::default(),
+            is_remote,
             stats,
             basic_auth: BasicAuth::new()
                 .map_err(|_| anyhow::anyhow!("cannot read random numbers from the kernel"))?,
@@ -335,110 +264,69 @@ impl AccessControl {
     /// Reloads the configuration whenever its files change, for ever.
     pub async fn follow(self: Arc<Self>) {
         let Some(file) = self.file.clone() else { return };
-        let mut last_error = String::new();
+        let mut reload = Reload::default();
         loop {
             tokio::time::sleep(RELOAD_INTERVAL).await;
-            let (this, path) = (Arc::clone(&self), file.clone());
+            let path = file.clone();
             // reads may hang on a network file system
-            let mut reload = tokio::task::spawn_blocking(move || this.reload_if_changed(&path));
-            let reloaded = match tokio::time::timeout(READ_TIMEOUT, &mut reload).await {
-                Ok(reloaded) => reloaded,
+            let mut reading = tokio::task::spawn_blocking(move || ConfigFiles::read(&path));
+            let read = match tokio::time::timeout(READ_TIMEOUT, &mut reading).await {
+                Ok(read) => read,
                 Err(_) => {
-                    self.report_rejected(
-                        &file,
-                        "reading it takes long: its file system hangs".to_owned(),
-                        &mut last_error,
-                    );
-                    reload.await
+                    let error = "reading it takes long: its file system hangs".to_owned();
+                    self.report_rejected(&file, error, &mut reload);
+                    reading.await
                 }
             };
-            match reloaded.unwrap_or_else(|error| Err(error.to_string())) {
-                Ok(is_new) => {
-                    if is_new || !last_error.is_empty() {
-                        tracing::info!(file = %file.display(), "web configuration reloaded");
-                    }
-                    last_error.clear();
-                    self.stats.set_config_in_use(true);
+            let read = read.map_err(|error| error.to_string());
+            self.reload(&file, read.and_then(|read| read.map_err(|error| error_chain(&error))), &mut reload);
+        }
+    }
+
+    /// Applies what was read of the files, once two reads in a row gave it.
+    fn reload(&self, file: &Path, read: Result<ConfigFiles, String>, reload: &mut Reload) {
+        if reload.last_read.as_ref() != Some(&read) {
+            reload.last_read = Some(read);
+            return;
+        }
+        match read.and_then(|files| self.apply(files, file)) {
+            Ok(is_new) => {
+                if is_new || !reload.last_error.is_empty() {
+                    let access = self.security().describe();
+                    tracing::info!(file = %file.display(), access, "web configuration reloaded");
                 }
-                Err(error) => self.report_rejected(&file, error, &mut last_error),
+                reload.last_error.clear();
+                self.stats.set_config_in_use(true);
             }
+            Err(error) => self.report_rejected(file, error, reload),
         }
     }
 
     /// Logs an error once.
-    fn report_rejected(&self, file: &Path, error: String, last_error: &mut String) {
-        if error != *last_error {
-            let message = "web configuration rejected; the previous one stays in use, without users that the new one has not";
+    fn report_rejected(&self, file: &Path, error: String, reload: &mut Reload) {
+        if error != reload.last_error {
+            let message = "web configuration rejected; the previous one stays in use";
             tracing::warn!(file = %file.display(), error, message);
         }
-        *last_error = error;
+        reload.last_error = error;
         self.stats.set_config_in_use(false);
     }
 
-    /// Reads the files and applies a change. Returns whether there was one.
-    fn reload_if_changed(&self, file: &Path) -> Result<bool, String> {
+    /// Applies a configuration. Returns whether it differs from the one in use.
+    fn apply(&self, files: ConfigFiles, file: &Path) -> Result<bool, String> {
         let old = self.security();
-        match self.changed(&old, file) {
-            Ok(newer) => {
-                self.is_settled(""); // the next rejection may be of a file that is being written
-                let is_new = newer.is_some();
-                newer.into_iter().for_each(|newer| self.apply(&old, newer));
-                Ok(is_new)
-            }
-            Err(RejectedChange { reason, instead }) => {
-                if let Some(files) = instead.filter(|_| self.is_settled(&reason)) {
-                    let newer =
-                        SecurityConfig::from_files(*files, file).map_err(|error| error_chain(&error))?;
-                    let is_locked = old.requires_password() && newer.files.config.users.is_empty();
-                    if newer.files != old.files || is_locked != old.is_locked {
-                        self.apply(&old, SecurityConfig { is_locked, ..newer });
-                    }
-                }
-                Err(reason)
-            }
+        if old.files == files {
+            return Ok(false);
         }
-    }
-
-    /// Returns whether the last read had the same error: a file that is being written is complete at the next one.
-    fn is_settled(&self, reason: &str) -> bool {
-        let mut last = self.last_rejection.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same = *last == reason;
-        reason.clone_into(&mut last);
-        is_same
-    }
-
-    /// Returns the configuration of the files; `None` if they are those in use.
-    fn changed(&self, old: &SecurityConfig, file: &Path) -> Result<Option<SecurityConfig>, RejectedChange> {
-        let config = ConfigFiles::parse(file)?;
-        // without the certificates of the new file, those in use serve the users that are left
-        let with_old_certificates = |error: ConfigError| {
-            let mut files = old.files.clone();
-            let left = config.users.iter().filter(|(name, _)| old.files.config.users.contains_key(*name));
-            files.config.users = left.map(|(name, hash)| (name.clone(), hash.clone())).collect();
-            RejectedChange { reason: error_chain(&error), instead: Some(Box::new(files)) }
-        };
-        let files = ConfigFiles::with_certificates(config.clone(), file).map_err(with_old_certificates)?;
-        if old.files == files && !old.is_locked {
-            return Ok(None);
-        }
-        let newer = SecurityConfig::from_files(files.clone(), file).map_err(with_old_certificates)?;
-        match old.weakened_by(&newer) {
-            None => Ok(Some(newer)),
-            Some(reason) => Err(RejectedChange {
-                reason: format!("{reason}; restart memledger to apply it"),
-                instead: Some(Box::new(narrowed(&old.files, files))),
-            }),
-        }
-    }
-
-    fn apply(&self, old: &SecurityConfig, mut newer: SecurityConfig) {
-        let is_access_changed =
-            !old.files.admits_same_clients(&newer.files) || old.is_locked != newer.is_locked;
+        let mut newer = SecurityConfig::from_files(files, file).map_err(|error| error_chain(&error))?;
+        let is_access_changed = !old.files.admits_same_clients(&newer.files);
         newer.generation = old.generation + u64::from(is_access_changed);
+        newer.warn_of_clear_text(self.is_remote);
         *self.security.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(newer);
         if is_access_changed {
             self.close_connections();
         }
+        Ok(true)
     }
 }
 
@@ -457,71 +345,34 @@ fn is_health(path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::web::WebConfig;
-
-    fn with_tls(lines: &str) -> SecurityConfig {
-        let text = format!("tls_server_config:\n  cert_file: c\n  key_file: k\n{lines}");
-        let mut security = SecurityConfig::default();
-        security.files.config = WebConfig::parse(Path::new("web.yml"), &text).unwrap();
-        security
-    }
+    use crate::http::test_server::config_of;
 
     #[test]
-    fn change_that_removes_protection_is_found() {
-        let none = with_tls("");
-        let verified = |kind: &str| with_tls(&format!("  client_ca_file: a\n  client_auth_type: {kind}\n"));
-        let (if_given, required) =
-            (verified("VerifyClientCertIfGiven"), verified("RequireAndVerifyClientCert"));
-        for newer in [&none, &if_given] {
-            assert!(required.weakened_by(newer).is_some_and(|reason| reason.contains("required")));
+    fn change_counts_once_two_reads_agree() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("web.yml");
+        let users = format!("basic_auth_users:\n  ann: {}\n", bcrypt::hash("secret", 4).unwrap());
+        std::fs::write(&file, &users).unwrap();
+        let config = config_of(&[&format!("--web.config.file={}", file.display())]);
+        let access_control = AccessControl::new(&config, Arc::default()).unwrap();
+        let mut reload = Reload::default();
+        let mut requires_password_after = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            let read = ConfigFiles::read(&file).map_err(|error| error_chain(&error));
+            access_control.reload(&file, read, &mut reload);
+            (access_control.security().requires_password(), reload.last_error.clone())
+        };
+        let (required, none) = ((true, String::new()), (false, String::new()));
+        // empty for a moment, as it is being written; then incomplete
+        for text in ["", &users[..40], &users, &users, ""] {
+            assert_eq!(requires_password_after(text), required, "{text:?}");
         }
-        for (older, newer) in [(&none, &required), (&if_given, &required), (&if_given, &none)] {
-            assert_eq!(older.weakened_by(newer), None);
+        assert_eq!(requires_password_after(""), none, "as it is written");
+        for (text, is_logged) in [("basic_auth_users: [\n", false), ("basic_auth_users: [\n", true)] {
+            let (requires_password, error) = requires_password_after(text);
+            assert_eq!((requires_password, !error.is_empty()), (false, is_logged), "{error}");
         }
-        let ciphers = with_tls("  cipher_suites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384]\n");
-        let curves = with_tls("  curve_preferences: [X25519]\n");
-        for limited in [&ciphers, &curves] {
-            assert!(limited.weakened_by(&none).is_some_and(|reason| reason.contains("no longer be limited")));
-        }
-        assert_eq!(none.weakened_by(&ciphers), None);
-    }
-
-    #[test]
-    fn limited_ciphers_or_curves_close_connections() {
-        let none = with_tls("");
-        for limited in
-            ["  cipher_suites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384]\n", "  curve_preferences: [X25519]\n"]
-        {
-            assert!(!none.files.admits_same_clients(&with_tls(limited).files), "{limited}");
-        }
-        assert!(none.files.admits_same_clients(&with_tls("").files));
-    }
-
-    #[test]
-    fn what_is_applied_of_a_weaker_file_is_never_weaker() {
-        let strict = with_tls(
-            "  client_ca_file: a\n  client_auth_type: RequireAndVerifyClientCert\n  client_allowed_sans: [ann]\n  min_version: TLS13\n  \
-             curve_preferences: [X25519]\nrate_limit: {interval: 1s, burst: 5}\n",
-        );
-        for weaker in [
-            "",
-            "  max_version: TLS12\n",
-            "  client_ca_file: b\n  client_auth_type: VerifyClientCertIfGiven\n",
-        ] {
-            let newer = with_tls(weaker);
-            assert!(strict.weakened_by(&newer).is_some());
-            let applied = SecurityConfig {
-                files: narrowed(&strict.files, newer.files.clone()),
-                ..SecurityConfig::default()
-            };
-            assert_eq!(strict.weakened_by(&applied), None, "{weaker}");
-        }
-        let of_plain = SecurityConfig::default();
-        let applied = narrowed(&strict.files, of_plain.files);
-        assert_eq!(applied.config.tls, strict.files.config.tls);
-        let renewed = with_tls("  client_ca_file: b\n  client_auth_type: RequireAndVerifyClientCert\n");
-        let applied = narrowed(&strict.files, renewed.files.clone()).config.tls.unwrap();
-        assert_eq!(applied.client_ca, renewed.files.config.tls.unwrap().client_ca, "its CA admits fewer");
-        assert_eq!(applied.client_names, ["ann"]);
+        assert!(!requires_password_after(&users).0);
+        assert_eq!(requires_password_after(&users), required);
     }
 }

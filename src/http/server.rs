@@ -322,8 +322,7 @@ mod tests {
         let route = axum::routing::get(|uri: axum::http::Uri| async move {
             assert_eq!(uri.query(), None, "a bug");
         });
-        let command = crate::config::arguments(clap::Command::new("memledger").no_binary_name(true));
-        let config = crate::config::Config::load(&command.get_matches_from([""; 0])).unwrap();
+        let config = crate::http::test_server::config_of(&[]);
         let access_control = Arc::new(AccessControl::new(&config, Arc::default()).unwrap());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

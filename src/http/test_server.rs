@@ -7,6 +7,12 @@ use super::{AccessControl, CurrentRoutes, SnapshotCache, router, serve};
 use crate::config::{Config, arguments};
 use crate::ledger::store::{EventReader, Store, WriteBatch};
 
+/// Returns the settings of a command line.
+pub fn config_of(flags: &[&str]) -> Config {
+    let command = arguments(clap::Command::new("memledger").no_binary_name(true));
+    Config::load(&command.get_matches_from(flags)).unwrap()
+}
+
 /// A running server, which ends with this value.
 pub struct TestServer {
     address: SocketAddr,
@@ -17,8 +23,7 @@ pub struct TestServer {
 impl TestServer {
     /// Starts it with the API enabled; `event` is the JSON of the ledger's event, which has the id 7.
     pub fn with_event(event: &str) -> Self {
-        let command = arguments(clap::Command::new("memledger").no_binary_name(true));
-        let config = Config::load(&command.get_matches_from(["--web.enable-api"])).unwrap();
+        let config = config_of(&["--web.enable-api"]);
         let mut store = Store::in_memory().unwrap();
         let event = serde_json::from_str(event).unwrap();
         store.commit(&WriteBatch { events: [(7, event)].into(), ..WriteBatch::default() }).unwrap();

@@ -20,7 +20,7 @@ pub struct ConfigFiles {
     certificate: Vec<u8>,
     key: Vec<u8>,
     /// The CA of client certificates.
-    pub client_ca: Vec<u8>,
+    client_ca: Vec<u8>,
 }
 
 impl ConfigFiles {
@@ -29,28 +29,13 @@ impl ConfigFiles {
     /// # Errors
     /// A file is unreadable, or the settings are invalid.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        Self::with_certificates(Self::parse(path)?, path)
-    }
-
-    /// Reads the file at `path`, without the files that it names.
-    ///
-    /// # Errors
-    /// It is unreadable, or the settings are invalid.
-    pub fn parse(path: &Path) -> Result<WebConfig, ConfigError> {
         let what = "the web configuration";
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
             what,
             path: path.to_path_buf(),
             source,
         })?;
-        WebConfig::parse(path, &text)
-    }
-
-    /// Reads the files that the settings of the file at `path` name.
-    ///
-    /// # Errors
-    /// One is unreadable.
-    pub fn with_certificates(config: WebConfig, path: &Path) -> Result<Self, ConfigError> {
+        let config = WebConfig::parse(path, &text)?;
         let pem = |pem: Option<&At<Pem>>| pem.map_or(Ok(vec![]), |pem| read(path, pem));
         let tls = config.tls.as_ref();
         Ok(Self {
@@ -59,13 +44,6 @@ impl ConfigFiles {
             client_ca: pem(tls.and_then(|tls| tls.client_ca.as_ref()))?,
             config,
         })
-    }
-
-    /// Takes the TLS settings of others, with their certificates.
-    pub fn take_tls(&mut self, other: &Self) {
-        let Self { config, certificate, key, client_ca } = other.clone();
-        (self.config.tls, self.certificate, self.key, self.client_ca) =
-            (config.tls, certificate, key, client_ca);
     }
 
     /// Returns whether `other` admits the same clients: users, CA, and the TLS settings that decide who may connect.

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::limits::until_closed;
-use super::site::{Authority, Site, TLS, basic, exchange, get, user};
+use super::site::{Authority, Client, Site, TLS, basic, connect, exchange, get, user};
 use crate::support::{Memledger, eventually};
 
 /// Waits until the metrics show whether the current file is in use.
@@ -159,31 +159,24 @@ fn new_client_ca_closes_connections_of_the_old_one() {
 }
 
 #[test]
-fn broken_or_weaker_configuration_is_not_applied() {
-    let (version, rate) = ("  min_version: TLS13\n", "rate_limit: {interval: 1ms, burst: 1000}\n");
-    let closed = format!(
-        "{TLS}{version}  client_ca_file: ca.pem\n  client_auth_type: VerifyClientCertIfGiven\n{}{rate}",
-        user("ann")
-    );
-    let site = Site::new(&closed);
+fn broken_configuration_keeps_the_old_rules() {
+    let site = Site::new(&format!("{TLS}{}", user("ann")));
+    let closed = std::fs::read_to_string(site.path("web.yml")).unwrap();
     let memledger = site.start(&[]);
     let password = basic("ann", "secret");
     for (text, expected) in [
-        (String::new(), "TLS would be turned off"),
-        (TLS.to_owned(), "passwords would no longer be required"),
-        (user("ann"), "TLS would be turned off"),
-        (closed.replace(version, ""), "an older TLS version would be accepted"),
-        (closed.replace(rate, ""), "rate_limit would be turned off"),
         ("tls_server_config: [\n".to_owned(), "expected KEY: VALUE"),
         (closed.replace("ann:", "ann: x"), "the password hash of"),
+        (TLS.replace("key.pem", "none.pem"), "none.pem: No such file"),
+        (user("ann") + "tls_server_config: {min_version: TLS13}\n", "TLS needs a certificate"),
     ] {
-        let before = memledger.log().matches(expected).count();
         site.write("web.yml", &text);
-        eventually("the reason in the log", || match memledger.log().matches(expected).count() > before {
+        eventually("the reason in the log", || match memledger.log().contains(expected) {
             true => Ok(()),
             false => Err(memledger.log()),
         });
         assert_eq!(site.client().get(&memledger, "/metrics", "").unwrap().0, 401, "{text}");
+        await_use(&site, &memledger, &password, 0.0);
         site.write("web.yml", &closed);
         await_use(&site, &memledger, &password, 1.0);
     }
@@ -193,64 +186,38 @@ fn broken_or_weaker_configuration_is_not_applied() {
 }
 
 #[test]
-fn client_certificates_and_names_stay_required_until_restart() {
+fn valid_configuration_is_applied_as_written_also_without_protection() {
     let verified = format!("{TLS}  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n");
-    let named = format!("{verified}  client_allowed_sans: [ann.example]\n");
-    let site = Site::new(&named);
-    let memledger = site.start_unready(&[]);
-    let (ann, bob) = (site.authority.issue(&["ann.example"]), site.authority.issue(&["bob.example"]));
-    for (text, expected) in [
-        (&verified, "of any name would be accepted"),
-        (&TLS.to_owned(), "certificates would no longer be required"),
-    ] {
-        site.write("web.yml", text);
-        eventually("the reason in the log", || match memledger.log().contains(expected) {
-            true => Ok(()),
-            false => Err(memledger.log()),
-        });
-        assert!(site.client_with(&ann).get(&memledger, "/-/healthy", "").is_ok());
-        assert!(site.client_with(&bob).get(&memledger, "/-/healthy", "").is_err());
-        assert!(site.client().get(&memledger, "/-/healthy", "").is_err());
-    }
-}
-
-#[test]
-fn removed_user_is_out_whatever_else_the_file_says() {
-    let rate = "rate_limit: {interval: 1ms, burst: 1000}\n";
-    let users = |names: &[&str]| {
-        let lines: String = names.iter().map(|name| user(name).replace("basic_auth_users:\n", "")).collect();
-        format!("basic_auth_users:\n{lines}")
-    };
-    let both = format!("{TLS}{}{rate}", users(&["ann", "bob"]));
-    let site = Site::new(&both);
-    let memledger = site.start(&[]);
-    let client = site.client();
-    let status_as =
-        |name: &str| client.get(&memledger, "/metrics", &basic(name, "secret")).map(|(status, _)| status);
-    let await_status = |name: &str, wanted: u16| {
-        eventually(&format!("{name} gets {wanted}"), || match status_as(name)? {
-            status if status == wanted => Ok(()),
-            status => Err(format!("{status}; {}", memledger.log())),
-        });
-    };
-    let without_ann = users(&["bob"]);
-    for text in [
-        format!("{TLS}{without_ann}"),  // and without the rate limit
-        format!("{without_ann}{rate}"), // and without TLS
-        format!("{}{without_ann}{rate}", TLS.replace("key.pem", "none.pem")), // and with a mistake
-    ] {
-        site.write("web.yml", &text);
-        await_status("ann", 401);
-        await_status("bob", 200);
-        site.write("web.yml", &both);
-        await_status("ann", 200);
-    }
-    // the last ones too
-    site.write("web.yml", &format!("{TLS}{rate}"));
-    await_status("bob", 401);
-    assert_eq!(client.get(&memledger, "/metrics", "").unwrap().0, 401, "nobody is admitted instead");
-    site.write("web.yml", &both);
-    await_status("bob", 200);
+    let site = Site::new(&format!("{verified}{}", user("ann")));
+    let memledger = site.start_unready(&["--web.idle-timeout=1h"]);
+    let (ann, password) = (site.authority.issue(&["ann.example"]), basic("ann", "secret"));
+    let metrics = |client: &Client, headers: &str| client.get(&memledger, "/metrics", headers);
+    eventually("a snapshot", || match metrics(&site.client_with(&ann), &password)? {
+        (200, _) => Ok(()),
+        (status, text) => Err(format!("{status} {text}")),
+    });
+    assert!(metrics(&site.client(), &password).is_err(), "no certificate");
+    let mut kept = site.client_with(&ann).connect(&memledger);
+    assert_eq!(status_on(&mut kept, ""), 200);
+    let becomes =
+        |what: &str, text: &str, request: &dyn Fn() -> Result<(u16, String), String>, wanted: u16| {
+            site.write("web.yml", text);
+            eventually(what, || match request()? {
+                (status, _) if status == wanted => Ok(()),
+                (status, _) => Err(format!("{status}; {}", memledger.log())),
+            });
+        };
+    becomes("no certificate", &format!("{TLS}{}", user("ann")), &|| metrics(&site.client(), &password), 200);
+    assert_eq!(until_closed(kept), "", "connections of older rules are closed");
+    assert_eq!(metrics(&site.client(), "").unwrap().0, 401);
+    becomes("no password", TLS, &|| metrics(&site.client(), ""), 200);
+    let plain = || exchange(connect(&memledger), &get("/metrics", ""));
+    assert_eq!(plain().unwrap().0, 400, "plain HTTP to a port with TLS");
+    becomes("no TLS", "", &plain, 200);
+    assert!(memledger.log().contains("access=\"plain HTTP, no passwords\""), "{}", memledger.log());
+    becomes("a password", &user("ann"), &plain, 401);
+    becomes("TLS", &format!("{TLS}{}", user("bob")), &|| metrics(&site.client(), &password), 401);
+    assert_eq!(metrics(&site.client(), &basic("bob", "secret")).unwrap().0, 200);
 }
 
 #[test]
