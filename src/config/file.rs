@@ -33,7 +33,7 @@ pub fn read(path: &Path) -> (Vec<FileValue>, Vec<ConfigError>) {
 
 pub(super) fn read_text(path: &Path, text: &str) -> (Vec<FileValue>, Vec<ConfigError>) {
     let mut reader = FileReader { path, text, found: vec![], errors: vec![] };
-    match parse::<Spanned<Node>>(path, text) {
+    match parse::<Spanned<Node>>(path, text, &[]) {
         Ok(Some(document)) => match &document.value {
             Node::Map(entries) => reader.mapping("", entries),
             Node::Null => {}

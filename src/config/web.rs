@@ -3,7 +3,7 @@
 //!
 //! Strict: an unknown key, half a key pair or an invalid hash is rejected with file and line. Where this is stricter than
 //! the format's own checker (`promtool check web-config`), a setting would otherwise protect less than it claims: TLS
-//! settings without a certificate, a version or cipher that is not offered, client certificates that cannot be verified.
+//! settings without a certificate, a version that is not offered, a choice of cipher suites, client certificates that cannot be verified.
 //!
 //! Pure: text in, settings out. `http` reads the files that it names.
 
@@ -22,7 +22,7 @@ use super::ConfigError;
 use super::declare::parse_duration;
 use super::yaml::{Entries, error_at, line_of};
 pub use password::PasswordHash;
-pub use tls::{At, CipherSuite, ClientAuth, Group, Pem, TlsSettings, TlsVersion};
+pub use tls::{At, ClientAuth, Pem, TlsSettings, TlsVersion};
 
 /// The validated file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -101,7 +101,8 @@ impl WebConfig {
     /// # Errors
     /// The first error, with its line and what is allowed there.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let file: WebFile = super::yaml::parse(path, text)?.unwrap_or_default();
+        let refused = tls::REFUSED.map(|key| (key, tls::REFUSAL));
+        let file: WebFile = super::yaml::parse(path, text, &refused)?.unwrap_or_default();
         let headers = file.http_server_config.and_then(|http| http.headers);
         Ok(Self {
             tls: file.tls_server_config.map(|section| tls::read(path, section)).transpose()?.flatten(),

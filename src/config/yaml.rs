@@ -28,11 +28,15 @@ pub fn line_of<T>(value: &Spanned<T>) -> usize {
     usize::try_from(value.referenced.line()).unwrap_or(usize::MAX)
 }
 
-/// Parses the only document of a text; `None` if it is empty.
+/// Parses the only document of a text; `None` if it is empty. An unknown key that is in `refused` has the sentence there as its error.
 ///
 /// # Errors
 /// The first error, with its line.
-pub fn parse<'t, T: Deserialize<'t>>(path: &Path, text: &'t str) -> Result<Option<T>, ConfigError> {
+pub fn parse<'t, T: Deserialize<'t>>(
+    path: &Path,
+    text: &'t str,
+    refused: &[(&str, &str)],
+) -> Result<Option<T>, ConfigError> {
     let budget = serde_saphyr::budget! { max_depth: MAX_DEPTH, max_nodes: MAX_NODES };
     let options = serde_saphyr::options! { budget: budget };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
@@ -40,7 +44,7 @@ pub fn parse<'t, T: Deserialize<'t>>(path: &Path, text: &'t str) -> Result<Optio
         if let Some(line) = line_without_colon(text, line) {
             return error_at(path, line, MISSING_COLON);
         }
-        error_at(path, line, error.without_snippet().render_with_formatter(&Messages))
+        error_at(path, line, error.without_snippet().render_with_formatter(&Messages { refused }))
     })
 }
 
@@ -76,9 +80,11 @@ fn lacks_colon(line: &str) -> bool {
 }
 
 /// The parser's messages in the words of the settings, without the place.
-struct Messages;
+struct Messages<'r> {
+    refused: &'r [(&'r str, &'r str)],
+}
 
-impl MessageFormatter for Messages {
+impl MessageFormatter for Messages<'_> {
     fn localizer(&self) -> &dyn Localizer {
         self
     }
@@ -86,7 +92,10 @@ impl MessageFormatter for Messages {
     fn format_message<'a>(&self, error: &'a Error) -> Cow<'a, str> {
         match error {
             Error::SerdeUnknownField { field, expected, .. } => {
-                format!("unknown key `{field}`; allowed: {}", expected.join(", ")).into()
+                match self.refused.iter().find(|(key, _)| key == field) {
+                    Some((_, why)) => format!("`{field}` {why}").into(),
+                    None => format!("unknown key `{field}`; allowed: {}", expected.join(", ")).into(),
+                }
             }
             Error::SerdeUnknownVariant { variant, expected, .. } => {
                 format!("unknown or not offered: `{variant}`; allowed: {}", expected.join(", ")).into()
@@ -101,7 +110,7 @@ impl MessageFormatter for Messages {
     }
 }
 
-impl Localizer for Messages {
+impl Localizer for Messages<'_> {
     fn attach_location<'a>(&self, message: Cow<'a, str>, _: Location) -> Cow<'a, str> {
         message
     }

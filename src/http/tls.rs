@@ -5,12 +5,12 @@ mod clients;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::crypto::{CryptoProvider, ring};
-use rustls::{ServerConfig, SupportedCipherSuite, version};
+use rustls::crypto::ring;
+use rustls::{ServerConfig, version};
 
 use crate::config::ConfigError;
 use crate::config::pem::{certificates, private_key};
-use crate::config::web::{At, Pem, TlsSettings, TlsVersion, WebConfig};
+use crate::config::web::{At, Pem, TlsVersion, WebConfig};
 
 /// The contents of the configuration file and of the files that it names. Equal contents need no new TLS configuration.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -50,9 +50,7 @@ impl ConfigFiles {
     pub fn admits_same_clients(&self, other: &Self) -> bool {
         let tls = |files: &Self| {
             let tls = files.config.tls.clone();
-            tls.map(|tls| {
-                (tls.client_auth, tls.client_names, tls.lowest..=tls.highest, tls.cipher_suites, tls.groups)
-            })
+            tls.map(|tls| (tls.client_auth, tls.client_names, tls.lowest..=tls.highest))
         };
         self.client_ca == other.client_ca
             && self.config.users == other.config.users
@@ -66,7 +64,7 @@ impl ConfigFiles {
     pub fn server_config(&self, path: &Path) -> Result<Option<Arc<ServerConfig>>, ConfigError> {
         let Some(settings) = &self.config.tls else { return Ok(None) };
         let wrong = |line, what: String| ConfigError::InFile { path: path.to_path_buf(), line, what };
-        let provider = provider(settings);
+        let provider = Arc::new(ring::default_provider());
         let chain = certificates(&self.certificate)
             .map_err(|what| wrong(settings.certificate.line, format!("certificate: {what}")))?;
         let key = private_key(&self.key).map_err(|what| wrong(settings.key.line, format!("key: {what}")))?;
@@ -88,7 +86,6 @@ impl ConfigFiles {
             None => builder.with_no_client_auth(),
         };
         let mut server = builder.with_single_cert(chain, key).map_err(unusable)?;
-        server.ignore_client_order = settings.servers_order;
         server.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Some(Arc::new(server)))
     }
@@ -103,25 +100,4 @@ fn read(file: &Path, pem: &At<Pem>) -> Result<Vec<u8>, ConfigError> {
             what: format!("cannot read {}: {error}", path.display()),
         }),
     }
-}
-
-/// Returns the ring provider, limited to the configured cipher suites and groups, in their order.
-fn provider(settings: &TlsSettings) -> Arc<CryptoProvider> {
-    let mut provider = ring::default_provider();
-    if !settings.cipher_suites.is_empty() {
-        let (newest, old): (Vec<_>, Vec<_>) = provider
-            .cipher_suites
-            .into_iter()
-            .partition(|suite| matches!(suite, SupportedCipherSuite::Tls13(_)));
-        let chosen = settings.cipher_suites.iter();
-        let chosen = chosen.filter_map(|wanted| old.iter().find(|suite| u16::from(suite.suite()) == *wanted));
-        provider.cipher_suites = newest.into_iter().chain(chosen.copied()).collect();
-    }
-    if !settings.groups.is_empty() {
-        let all = provider.kx_groups;
-        let chosen = settings.groups.iter();
-        let chosen = chosen.filter_map(|wanted| all.iter().find(|group| u16::from(group.name()) == *wanted));
-        provider.kx_groups = chosen.copied().collect();
-    }
-    Arc::new(provider)
 }

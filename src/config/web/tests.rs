@@ -11,8 +11,7 @@ fn parses_all_settings() {
     let config = parse(&format!(
         "tls_server_config:\n  cert_file: tls/cert.pem\n  key_file: /key.pem\n  client_ca: CA\n  \
          client_auth_type: RequireAndVerifyClientCert\n  client_allowed_sans: [prometheus, 10.0.0.1]\n  \
-         min_version: TLS13\n  cipher_suites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]\n  \
-         prefer_server_cipher_suites: off\n  curve_preferences: [CurveP384, X25519]\n\
+         min_version: TLS13\n\
          http_server_config:\n  http2: false\n  headers: {{X-Frame-Options: deny, Strict-Transport-Security: max-age=1}}\n\
          basic_auth_users: {{ann: {HASH}}}\nrate_limit: {{interval: 100ms, burst: 7}}\n"
     ))
@@ -23,7 +22,6 @@ fn parses_all_settings() {
     assert_eq!(tls.client_ca, Some(At { value: Pem::Inline("CA".into()), line: 4 }));
     assert_eq!((tls.client_auth, tls.client_names.len()), (ClientAuth::RequireAndVerify, 2));
     assert_eq!((tls.lowest, tls.highest), (TlsVersion::Tls13, TlsVersion::Tls13));
-    assert_eq!((tls.cipher_suites, tls.groups, tls.servers_order), (vec![0xc02f], vec![24, 29], false));
     assert_eq!(config.headers.len(), 2);
     assert_eq!(config.users["ann"].cost(), 10);
     assert_eq!(config.rate, Some(Rate { interval: Duration::from_millis(100), burst: 7 }));
@@ -56,13 +54,6 @@ fn errors_have_line_and_fix() {
         (format!("{pair}  client_allowed_sans: [\"*.example.org\"]\n"), 4, "no wildcards"),
         (format!("{pair}  min_version: TLS10\n"), 4, "allowed: TLS12, TLS13"),
         (format!("{pair}  min_version: TLS13\n  max_version: TLS12\n"), 4, "no version is left"),
-        (
-            format!("{pair}  cipher_suites:\n  - TLS_AES_128_GCM_SHA256\n  - TLS_RSA_WITH_AES_128_CBC_SHA\n"),
-            6,
-            "not offered",
-        ),
-        (format!("{pair}  cipher_suites: TLS_AES_128_GCM_SHA256\n"), 4, "a list"),
-        (format!("{pair}  curve_preferences: [CurveP521]\n"), 4, "allowed: X25519"),
         ("http_server_config: {http2: 1}\n".to_owned(), 1, "true or false"),
         ("http_server_config:\n  headers:\n    X-Frame-Options: DENY\n".to_owned(), 3, "deny, sameorigin"),
         ("http_server_config:\n  headers:\n    X-Foo: a\n".to_owned(), 3, "allowed: Content-Security-Policy"),
@@ -90,6 +81,24 @@ fn errors_have_line_and_fix() {
         assert!(error.contains(says), "{text}: {error}");
         assert!(!error.contains("secret"), "a password in a log: {error}");
     }
+}
+
+#[test]
+fn choice_of_cipher_suites_or_curves_is_refused() {
+    let pair = "tls_server_config:\n  cert_file: c\n  key_file: k\n";
+    for (key, values) in [
+        ("cipher_suites", ["[]", "", "\n  - TLS_AES_128_GCM_SHA256"]),
+        ("curve_preferences", ["[X25519]", "", "\n  - CurveP256"]),
+        ("prefer_server_cipher_suites", ["true", "false", ""]),
+    ] {
+        for value in values {
+            let error = parse(&format!("{pair}  {key}: {value}\n")).unwrap_err();
+            assert!(error.starts_with(&format!("/etc/web.yml:4: `{key}` is not supported")), "{error}");
+            assert!(error.contains("remove the key"), "{error}");
+        }
+    }
+    let error = parse(&format!("{pair}  cipher_suits: []\n")).unwrap_err();
+    assert!(error.contains("unknown key") && !error.contains("cipher_suites"), "{error}");
 }
 
 #[test]

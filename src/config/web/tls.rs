@@ -1,4 +1,4 @@
-//! `tls_server_config`: versions, ciphers and curves by their names in Go, which the format uses.
+//! `tls_server_config`: certificates, who is admitted, and the versions by their names in Go, which the format uses.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,6 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use serde_saphyr::Spanned;
 
-use super::Switch;
 use crate::config::ConfigError;
 use crate::config::yaml::{error_at, line_of};
 
@@ -84,12 +83,6 @@ pub enum TlsVersion {
     Tls13,
 }
 
-/// A cipher suite, by its IANA number.
-pub type CipherSuite = u16;
-
-/// A group of a key exchange, by its IANA number.
-pub type Group = u16;
-
 /// `tls_server_config`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsSettings {
@@ -107,28 +100,13 @@ pub struct TlsSettings {
     pub lowest: TlsVersion,
     /// Highest version.
     pub highest: TlsVersion,
-    /// Cipher suites of TLS 1.2 by preference; empty: all. Those of TLS 1.3 are always on, as in Go.
-    pub cipher_suites: Vec<CipherSuite>,
-    /// Prefer the server's order of cipher suites to the client's.
-    pub servers_order: bool,
-    /// Groups of the key exchange by preference; empty: all.
-    pub groups: Vec<Group>,
 }
 
-/// The cipher suites of ring.
-const CIPHER_SUITES: &[(&str, CipherSuite)] = &[
-    ("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384", 0xc02c),
-    ("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", 0xc02b),
-    ("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256", 0xcca9),
-    ("TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384", 0xc030),
-    ("TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", 0xc02f),
-    ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256", 0xcca8),
-    ("TLS_AES_256_GCM_SHA384", 0x1302),
-    ("TLS_AES_128_GCM_SHA256", 0x1301),
-    ("TLS_CHACHA20_POLY1305_SHA256", 0x1303),
-];
-
-const GROUPS: &[(&str, Group)] = &[("X25519", 29), ("CurveP256", 23), ("CurveP384", 24)];
+/// Keys of the format that are refused: lists of Go's names, and the preference among them, which Go itself ignores since 1.17.
+pub(super) const REFUSED: [&str; 3] = ["cipher_suites", "curve_preferences", "prefer_server_cipher_suites"];
+/// Why, and what to do.
+pub(super) const REFUSAL: &str = "is not supported: the cipher suites and curves are those of rustls, all with forward secrecy; \
+     remove the key, and set min_version: TLS13 to exclude the suites of TLS 1.2";
 
 /// The section as it is written.
 #[derive(Default, PartialEq, Deserialize)]
@@ -144,9 +122,6 @@ pub(super) struct TlsFile {
     client_allowed_sans: Option<Vec<Spanned<String>>>,
     min_version: Option<Spanned<TlsVersion>>,
     max_version: Option<Spanned<TlsVersion>>,
-    cipher_suites: Option<Vec<Spanned<String>>>,
-    prefer_server_cipher_suites: Option<Switch>,
-    curve_preferences: Option<Vec<Spanned<String>>>,
 }
 
 /// Validates the section; `None` if it is empty.
@@ -166,9 +141,6 @@ pub(super) fn read(path: &Path, section: Spanned<TlsFile>) -> Result<Option<TlsS
         client_names: names.map(|name| section.client_name(name)).collect::<Result<_, _>>()?,
         lowest: file.min_version.as_ref().map_or(TlsVersion::Tls12, |version| version.value),
         highest: file.max_version.as_ref().map_or(TlsVersion::Tls13, |version| version.value),
-        cipher_suites: section.words("cipher_suites", &file.cipher_suites, CIPHER_SUITES)?,
-        servers_order: file.prefer_server_cipher_suites.as_ref().is_none_or(|switch| switch.0),
-        groups: section.words("curve_preferences", &file.curve_preferences, GROUPS)?,
     };
     section.check_consistency(&settings)?;
     Ok(Some(settings))
@@ -201,27 +173,6 @@ impl Section<'_> {
             return Err(self.error(line_of(name), what));
         }
         Ok(name.value.clone())
-    }
-
-    fn words(
-        &self,
-        key: &str,
-        list: &Option<Vec<Spanned<String>>>,
-        words: &[(&str, u16)],
-    ) -> Result<Vec<u16>, ConfigError> {
-        let word = |text: &Spanned<String>| {
-            let found = words.iter().find(|(word, _)| *word == text.value);
-            found.map(|(_, number)| *number).ok_or_else(|| {
-                let allowed: Vec<_> = words.iter().map(|(word, _)| *word).collect();
-                let what = format!(
-                    "{key}: {:?} is unknown or not offered; allowed: {}",
-                    text.value,
-                    allowed.join(", ")
-                );
-                self.error(line_of(text), what)
-            })
-        };
-        list.iter().flatten().map(word).collect()
     }
 
     /// Returns the PEM of either of two keys; an empty text is none.
