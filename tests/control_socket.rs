@@ -42,11 +42,11 @@ impl Controlled {
 
     fn get(&self, path: &str) -> String {
         let mut stream = UnixStream::connect(self.path()).unwrap();
-        // a connection beyond the limit is rejected and closed before its request is read
+        // a connection that is rejected may be closed before its request is written
         let written = write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
         let mut response = Vec::new();
         match written.and(stream.read_to_end(&mut response).map(drop)) {
-            Err(error) if response.is_empty() => error.to_string(), // beyond those that are rejected they are closed
+            Err(error) if response.is_empty() => error.to_string(),
             _ => String::from_utf8_lossy(&response).into_owned(),
         }
     }

@@ -22,8 +22,8 @@ pub const TIMEOUT: Duration = Duration::from_secs(60);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size of the text of an error.
 const MAX_REJECTION: u64 = 64 << 10;
-/// How the response to a rejected connection begins.
-const REJECTION: &[u8] = b"HTTP/1.0 503";
+/// How the responses to rejected connections begin.
+const REJECTIONS: [&[u8]; 2] = [b"HTTP/1.0 503", b"HTTP/1.0 403"];
 
 /// Sends a request to the control socket and returns status and body.
 pub fn request(config: &Config, method: &str, target: &str, accept: &str) -> anyhow::Result<(u16, String)> {
@@ -111,7 +111,7 @@ impl EventLines {
         let request = format!("GET {target} HTTP/1.0\r\nHost: memledger\r\nAccept: application/json\r\n\r\n");
         let written = stream.write_all(request.as_bytes());
         let (mut body, mut head, mut status) = (BufReader::new(stream), String::new(), None);
-        // a connection beyond the limit is rejected and closed before its request is read
+        // a connection that is rejected may be closed before its request is written
         while body.read_line(&mut head)? > 0 && head != "\r\n" {
             status = status.or_else(|| head.split(' ').nth(1)?.parse().ok());
             head.clear();
@@ -200,8 +200,8 @@ pub fn exchange(
     let written = stream.write_all(request.as_bytes());
     let read = stream.read_to_end(&mut response).map(drop);
     match written.and(read) {
-        // a connection beyond the limit is rejected and closed before its request is read
-        Err(_) if response.starts_with(REJECTION) => {}
+        // a connection that is rejected may be closed before its request is written
+        Err(_) if REJECTIONS.iter().any(|begin| response.starts_with(begin)) => {}
         Err(error) if error.kind() == ErrorKind::WouldBlock => {
             let text = format!("no complete response within {timeout:?}");
             return Err(std::io::Error::new(ErrorKind::TimedOut, text));

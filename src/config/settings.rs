@@ -100,7 +100,7 @@ settings! {
         /// Maximum concurrent requests for metrics, and as many for the API; a quarter of them for one client address. More
         /// are rejected with 503. 0: no limit.
         requests: usize = count("web.max-requests", &["40"]);
-        /// Maximum open connections, a quarter of them for one client address; more are closed. This host has another quarter
+        /// Maximum open connections, a quarter of them for one client address; more get 503. This host has another quarter
         /// of its own. 0: no limit.
         connections: usize = count("web.max-connections", &["256"]);
         /// Timeout of a TLS handshake and of the headers of a request, 1s to 5m.

@@ -31,6 +31,10 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// Reading them takes longer only where their file system hangs.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Connections above the limit that are served to be rejected, of all clients and of one.
+const MAX_REJECTED: usize = 32;
+const MAX_REJECTED_PER_CLIENT: usize = 8;
+
 /// A query that makes authorization panic, in unit tests only.
 #[cfg(test)]
 pub const PANIC_OF_TEST: &str = "panic-in-authorization";
@@ -135,6 +139,7 @@ pub struct AccessControl {
     basic_auth: BasicAuth,
     rate_limiter: RateLimiter,
     connection_limit: ClientLimit,
+    rejected_connections: ClientLimit,
     /// Changes when open connections are to be closed.
     closing: watch::Sender<()>,
     /// Limits of each connection.
@@ -166,6 +171,7 @@ impl AccessControl {
                 .map_err(|_| anyhow::anyhow!("cannot read random numbers from the kernel"))?,
             rate_limiter: RateLimiter::default(),
             connection_limit: ClientLimit::new(config.limits.connections),
+            rejected_connections: ClientLimit::with_share(MAX_REJECTED, MAX_REJECTED_PER_CLIENT),
             closing: watch::Sender::new(()),
             limits: config.limits,
         })
@@ -196,13 +202,15 @@ impl AccessControl {
         self.closing.send_replace(());
     }
 
-    /// Returns a permit for a new connection; `None` if a limit is reached.
-    pub fn admit_connection(&self, client: IpAddr) -> Option<Permit> {
-        let permit = self.connection_limit.acquire(client);
-        if permit.is_none() {
+    /// Returns a permit for a new connection.
+    ///
+    /// # Errors
+    /// A limit is reached. The permit is one to be rejected by, if there is one left.
+    pub fn admit_connection(&self, client: IpAddr) -> Result<Permit, Option<Permit>> {
+        self.connection_limit.acquire(client).ok_or_else(|| {
             self.count_rejected(RejectReason::Connections);
-        }
-        permit
+            self.rejected_connections.acquire(client)
+        })
     }
 
     /// Authenticates a request and applies the rate limit. Returns the client, or the response that rejects the request.

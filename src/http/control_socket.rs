@@ -13,7 +13,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::http::StatusCode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -23,7 +22,7 @@ use tokio::task::JoinSet;
 
 use super::CurrentRoutes;
 use super::access_control::{AccessControl, Peer};
-use super::server::{ConnectionHandle, serve_http};
+use super::server::{ConnectionHandle, Rejection, reject_at_once, serve_http, serve_within};
 use super::timeouts::{ConnectionClock, TimedStream};
 use crate::clock::Timestamp;
 use crate::config::LocalSettings;
@@ -34,7 +33,7 @@ use crate::parse::container_id;
 use crate::parse::lines;
 use crate::stats::http_stats::RejectReason;
 
-/// Maximum open connections of admitted processes, and of refused ones, which wait for their response.
+/// Maximum open connections of admitted processes, and of refused ones that are served; further ones get their response at once.
 const MAX_CONNECTIONS: usize = 16;
 const MAX_REFUSED: usize = 4;
 /// How often the same refusal is logged at most; each is counted.
@@ -156,32 +155,35 @@ pub async fn serve_control_socket(
                 }
             },
         };
-        let admitted_or_refused = check_peer(&stream)
-            .map_err(|reason| (RejectReason::ControlSocket, StatusCode::FORBIDDEN, reason))
+        let admission = check_peer(&stream)
+            .map_err(|text| (RejectReason::ControlSocket, Rejection { status: StatusCode::FORBIDDEN, text }))
             .and_then(|()| Arc::clone(&admitted).try_acquire_owned().map_err(|_| OVERFLOW));
-        let (permit, routes) = match admitted_or_refused {
-            Ok(permit) => (permit, routes.clone()),
-            Err((reject, status, reason)) => {
+        let (permit, rejection) = match admission {
+            Ok(permit) => (permit, None),
+            Err((reject, rejection)) => {
                 access_control.count_rejected(reject);
+                let reason = rejection.text;
                 log_hourly(&mut last_logged, reason, || {
                     tracing::warn!(reason, "refused a client of the control socket");
                 });
-                let Ok(permit) = Arc::clone(&refused).try_acquire_owned() else { continue };
-                let text = format!("{reason}\n");
-                let refuse = Router::new().fallback(move || std::future::ready((status, text.clone())));
-                (permit, CurrentRoutes::new(refuse))
+                let Ok(permit) = Arc::clone(&refused).try_acquire_owned() else {
+                    reject_at_once(&stream, Some(rejection));
+                    continue;
+                };
+                (permit, Some(rejection))
             }
         };
         let (clock, closing) = (ConnectionClock::new(), access_control.closing());
         let handle = ConnectionHandle {
             peer: Peer::control_socket(),
             clock: Arc::clone(&clock),
-            routes,
+            routes: routes.clone(),
             access_control: Arc::clone(&access_control),
             generation: 0,
+            rejection,
         };
         connections.spawn(async move {
-            serve_http(TimedStream::new(stream, &clock), handle, closing).await;
+            serve_within(rejection, serve_http(TimedStream::new(stream, &clock), handle, closing)).await;
             drop(permit);
         });
     }
@@ -191,10 +193,12 @@ pub async fn serve_control_socket(
 }
 
 /// The rejection of a connection above [`MAX_CONNECTIONS`].
-const OVERFLOW: (RejectReason, StatusCode, &str) = (
+const OVERFLOW: (RejectReason, Rejection) = (
     RejectReason::Connections,
-    StatusCode::SERVICE_UNAVAILABLE,
-    "too many connections on the control socket; try again",
+    Rejection {
+        status: StatusCode::SERVICE_UNAVAILABLE,
+        text: "too many connections on the control socket; try again",
+    },
 );
 
 /// Logs if nothing was logged about this within [`LOG_INTERVAL`].
@@ -257,7 +261,11 @@ fn is_in_nested_pid_namespace(status: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+    use std::io::{Read, Write};
+
     use super::*;
+    use crate::http::test_server::config_of;
 
     fn settings(group: Option<&str>) -> LocalSettings {
         LocalSettings { socket: None, group: group.map(str::to_owned) }
@@ -307,6 +315,42 @@ mod tests {
                 assert_eq!(std::fs::metadata(&socket.path).unwrap().gid(), 12);
             }
         });
+    }
+
+    /// Clients that have written a whole request before the first one is accepted: more than are served to be refused.
+    #[test]
+    fn client_above_the_limit_gets_its_whole_response() {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let access_control = || AccessControl::new(&config_of(&[]), Arc::default()).unwrap();
+        for round in 0..50 {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("control.sock");
+            let socket = {
+                let _entered = runtime.enter();
+                bind(&path, &settings(None)).unwrap()
+            };
+            let connect = || std::os::unix::net::UnixStream::connect(&path).unwrap();
+            let _admitted: Vec<_> = (0..MAX_CONNECTIONS).map(|_| connect()).collect();
+            let clients: Vec<_> = (0..5 * MAX_REFUSED)
+                .map(|_| {
+                    let mut client = connect();
+                    client.write_all(b"GET /-/ready HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+                    client
+                })
+                .collect();
+            let routes = CurrentRoutes::new(axum::Router::new());
+            let serving = serve_control_socket(socket, routes, Arc::new(access_control()), pending());
+            let serving = runtime.spawn(serving);
+            for (number, mut client) in clients.into_iter().enumerate() {
+                let mut response = String::new();
+                let read = client.read_to_string(&mut response);
+                assert!(read.is_ok(), "client {number} of round {round}: {read:?} after {response:?}");
+                assert!(response.starts_with("HTTP/1.0 503 "), "{response}");
+                assert!(response.ends_with(&format!("{}\n", OVERFLOW.1.text)), "{response}");
+            }
+            serving.abort();
+        }
     }
 
     #[test]

@@ -3,11 +3,16 @@
 //! Plain HTTP, TLS and the control socket share one way of serving, so the same limits apply to all. When the rules of who is
 //! admitted change, connections that were admitted by the old rules are closed, after the response in progress if there is
 //! one. A request that arrives on one all the same is rejected.
+//!
+//! A client that is rejected gets its response: a socket that is closed with unread input resets the connection, which may discard what was
+//! sent, so what the client sends is read before, for a bounded time and number of bytes. Connections above the limit are served too, few at a
+//! time and not for long, as their request has to be read and with TLS a handshake be made; those above that limit get the response at once.
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::io::ErrorKind;
 use std::net::{Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
@@ -24,6 +29,7 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt::{set_ipv6_v6only, set_tcp_user_timeout};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
@@ -49,8 +55,11 @@ const RECEIVE_BUFFER_BYTES: u32 = 64 << 10;
 const BACKLOG: u32 = 1_024;
 /// Delay after accept failed, for example with too many open files.
 pub(super) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// How long a client that is still sending may take to read the last response.
+/// How long, and how much, a client may still send after the last response.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
+const MAX_DRAINED_BYTES: usize = 1 << 20;
+/// Time that a connection above a limit has for its handshake, its request and the response.
+const REJECTION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Largest path in the span of a request, in characters.
 const MAX_SPAN_PATH: usize = 100;
@@ -90,7 +99,28 @@ pub(super) struct ConnectionHandle {
     pub(super) access_control: Arc<AccessControl>,
     /// Generation of the rules that admitted it.
     pub(super) generation: u64,
+    /// It gets this response and no other one.
+    pub(super) rejection: Option<Rejection>,
 }
+
+/// The response to each request of a connection that is not admitted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rejection {
+    pub(super) status: StatusCode,
+    pub(super) text: &'static str,
+}
+
+impl IntoResponse for Rejection {
+    fn into_response(self) -> Response {
+        (self.status, [(header::CONNECTION, "close")], format!("{}\n", self.text)).into_response()
+    }
+}
+
+/// The response to a connection above `--web.max-connections`.
+const TOO_MANY_CONNECTIONS: Rejection = Rejection {
+    status: StatusCode::SERVICE_UNAVAILABLE,
+    text: "too many connections; see --web.max-connections",
+};
 
 /// Serves until `stop` resolves; requests in progress may finish.
 pub async fn serve(
@@ -109,10 +139,18 @@ pub async fn serve(
             accepted = listener.accept() => match accepted {
                 Ok((stream, address)) => {
                     is_failing = false;
-                    let Some(permit) = access_control.admit_connection(address.ip()) else { continue };
-                    let (routes, access_control) = (routes.clone(), Arc::clone(&access_control));
+                    let (permit, rejection) = match access_control.admit_connection(address.ip()) {
+                        Ok(permit) => (permit, None),
+                        Err(Some(permit)) => (permit, Some(TOO_MANY_CONNECTIONS)),
+                        Err(None) => {
+                            let speaks_http = access_control.security().tls.is_none();
+                            reject_at_once(&stream, speaks_http.then_some(TOO_MANY_CONNECTIONS));
+                            continue;
+                        }
+                    };
+                    let served = connection(stream, address, routes.clone(), Arc::clone(&access_control), rejection);
                     connections.spawn(async move {
-                        connection(stream, address, routes, access_control).await;
+                        serve_within(rejection, served).await;
                         drop(permit);
                     });
                 }
@@ -131,11 +169,38 @@ pub async fn serve(
     while connections.join_next().await.is_some() {}
 }
 
+/// Serves a connection, for [`REJECTION_TIMEOUT`] at most if it is rejected.
+pub(super) async fn serve_within(rejection: Option<Rejection>, served: impl Future<Output = ()>) {
+    match rejection {
+        None => served.await,
+        Some(_) => drop(tokio::time::timeout(REJECTION_TIMEOUT, served).await),
+    }
+}
+
+/// Sends a response and closes, without waiting for the client. What it has sent is read: unread, it would reset the connection.
+pub(super) fn reject_at_once(stream: &impl AsFd, rejection: Option<Rejection>) {
+    if let Some(Rejection { status, text }) = rejection {
+        let length = text.len() + 1;
+        let response = format!(
+            "HTTP/1.0 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{text}\n"
+        );
+        let _ = rustix::net::send(stream, response.as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    }
+    let _ = rustix::net::shutdown(stream, Shutdown::Write);
+    let (mut sink, mut received) = ([0; 4_096], 0);
+    while let Ok((length @ 1.., _)) = rustix::net::recv(stream, &mut sink, RecvFlags::DONTWAIT)
+        && received < 2 * RECEIVE_BUFFER_BYTES as usize
+    {
+        received += length;
+    }
+}
+
 async fn connection(
     stream: TcpStream,
     address: SocketAddr,
     routes: CurrentRoutes,
     access_control: Arc<AccessControl>,
+    rejection: Option<Rejection>,
 ) {
     let closing = access_control.closing(); // before reading the rules, to notice a change in between
     let security = access_control.security();
@@ -143,7 +208,7 @@ async fn connection(
     let (clock, generation) = (ConnectionClock::new(), security.generation);
     let stream = TimedStream::new(stream, &clock);
     let peer = Peer::remote(address.ip());
-    let mut handle = ConnectionHandle { peer, clock, routes, access_control, generation };
+    let mut handle = ConnectionHandle { peer, clock, routes, access_control, generation, rejection };
     match &security.tls {
         None => serve_http(stream, handle, closing).await,
         Some(tls) => {
@@ -174,7 +239,14 @@ async fn handshake(
             drain(&mut stream).await;
             return Err(std::io::Error::other("plain HTTP"));
         }
-        acceptor.accept(stream).await.map(Some)
+        match acceptor.accept(stream).into_fallible().await {
+            Ok(stream) => Ok(Some(stream)),
+            // the client may have sent its request already: it reads the alert that says what was wrong
+            Err((error, mut stream)) => {
+                drain(&mut stream).await;
+                Err(error)
+            }
+        }
     };
     match tokio::time::timeout(access_control.limits.head, accept).await {
         Ok(Ok(stream)) => return stream,
@@ -218,9 +290,7 @@ pub(super) async fn serve_http(
             }
         }
     }
-    if !is_closing {
-        drain(&mut connection.into_parts().io.into_inner()).await;
-    }
+    drain(&mut connection.into_parts().io.into_inner()).await;
 }
 
 /// Lets the client read the last response: closing a socket with unread input would reset the connection.
@@ -230,7 +300,7 @@ async fn drain(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
         let (mut sink, mut received) = ([0; 1_024], 0);
         while let Ok(length @ 1..) = stream.read(&mut sink).await {
             received += length;
-            if received > RECEIVE_BUFFER_BYTES as usize {
+            if received > MAX_DRAINED_BYTES {
                 break;
             }
         }
@@ -290,6 +360,9 @@ async fn make_response(
     handle: &ConnectionHandle,
     security: &SecurityConfig,
 ) -> Response {
+    if let Some(rejection) = handle.rejection {
+        return rejection.into_response();
+    }
     let (mut parts, body) = request.into_parts();
     let authorized = if security.generation == handle.generation || handle.peer.on_control_socket {
         handle.access_control.authorize(security, handle.peer, &parts).await
@@ -313,6 +386,8 @@ async fn make_response(
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use rustix::net::sockopt;
 
     use super::*;
@@ -336,6 +411,42 @@ mod tests {
         let in_authorize = format!("?{}", crate::http::access_control::PANIC_OF_TEST);
         let statuses = ["", "?panic", "", &in_authorize, ""].map(status);
         assert_eq!(statuses, [200, 500, 200, 500, 200]);
+    }
+
+    /// Clients that have written a whole request, with a body that no route reads, before the first one is accepted: more than are served
+    /// to be rejected.
+    #[test]
+    fn connection_above_the_limit_gets_its_whole_response() {
+        let config = crate::http::test_server::config_of(&["--web.max-connections=4"]); // one for this host
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        for round in 0..50 {
+            let access_control = Arc::new(AccessControl::new(&config, Arc::default()).unwrap());
+            let listener = {
+                let _entered = runtime.enter();
+                listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap()
+            };
+            let address = listener.local_addr().unwrap();
+            let _admitted = std::net::TcpStream::connect(address).unwrap();
+            let clients: Vec<_> = (0..20)
+                .map(|_| {
+                    let mut client = std::net::TcpStream::connect(address).unwrap();
+                    let head = "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 30000\r\n\r\n";
+                    client.write_all((head.to_owned() + &"a".repeat(30_000)).as_bytes()).unwrap();
+                    client
+                })
+                .collect();
+            let routes = CurrentRoutes::new(axum::Router::new());
+            let serving = runtime.spawn(serve(listener, routes, access_control, std::future::pending()));
+            for (number, mut client) in clients.into_iter().enumerate() {
+                let mut response = String::new();
+                let read = client.read_to_string(&mut response);
+                assert!(read.is_ok(), "client {number} of round {round}: {read:?} after {response:?}");
+                assert!(response.starts_with("HTTP/1.") && response.contains(" 503 "), "{response}");
+                assert!(response.contains("too many connections; see --web.max-connections\n"), "{response}");
+            }
+            serving.abort();
+        }
     }
 
     #[test]

@@ -147,12 +147,42 @@ fn limits_size_of_heads_and_urls_and_ignores_bodies() {
         let large = "a".repeat(20_000);
         assert_eq!(status_of(get("/metrics", &format!("X-Large: {large}\r\n"))), Ok(431));
         assert_eq!(status_of(get(&format!("/{large}"), "")), Ok(431));
+        for _ in 0..20 {
+            let huge = "a".repeat(300_000);
+            assert_eq!(status_of(get("/metrics", &format!("X-Huge: {huge}\r\n"))), Ok(431), "no reset");
+        }
         let many: String = (0..100).map(|number| format!("X-{number}: a\r\n")).collect();
         assert_eq!(status_of(get("/metrics", &many)), Ok(431));
         for body in ["Content-Length: 20000\r\n", "Content-Length: 3\r\n"] {
             assert_eq!(status_of(get("/metrics", body) + "abc"), Ok(200), "no route reads a body");
         }
         assert_eq!(status_of(get(&format!("/{}", "a".repeat(1_000)), "")), Ok(404));
+    }
+}
+
+#[test]
+fn connection_above_the_limit_gets_503() {
+    // one for this host
+    for served in
+        Served::both(&["--web.max-connections=4", "--web.idle-timeout=1h", "--web.header-timeout=5m"])
+    {
+        let mut held = Vec::new();
+        eventually("the limit", || match served.get("/-/healthy", "")? {
+            (503, text) if text.contains("too many connections; see --web.max-connections") => Ok(()),
+            other => {
+                held.push(connect(&served.memledger)); // one of before was still open
+                Err(format!("{other:?}"))
+            }
+        });
+        for _ in 0..50 {
+            let (status, text) = served.get("/metrics", "").expect("a response, and no reset");
+            assert!(status == 503 && text.contains("--web.max-connections\n"), "{text}");
+        }
+        drop(held);
+        eventually("a free permit", || match served.get("/metrics", "")? {
+            (200, _) => Ok(()),
+            (status, _) => Err(status.to_string()),
+        });
     }
 }
 

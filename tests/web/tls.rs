@@ -133,6 +133,20 @@ fn client_auth_type_admits_the_right_clients() {
 }
 
 #[test]
+fn client_without_a_certificate_reads_why_it_is_rejected() {
+    let site = Site::new(&format!(
+        "{TLS}  client_ca_file: ca.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
+    ));
+    let memledger = site.start_unready(&[]);
+    // with TLS 1.3 a client sends its request before the server has seen that there is no certificate
+    let request = get("/metrics", &format!("X-Large: {}\r\n", "a".repeat(60_000)));
+    for _ in 0..50 {
+        let error = exchange(site.client().connect(&memledger), &request).unwrap_err();
+        assert!(error.contains("CertificateRequired"), "{error}");
+    }
+}
+
+#[test]
 fn names_of_client_certificates_are_compared_as_they_are_written() {
     let policy = |name: &str| {
         format!(
