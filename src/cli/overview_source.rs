@@ -151,7 +151,6 @@ impl OwnSampler {
     fn start(config: &Config) -> anyhow::Result<Self> {
         let mut config = config.clone();
         (config.state.path, config.sample_interval) = (None, OWN_INTERVAL);
-        config.state.events_file = None; // it is the service's
         config.collectors.remove("own");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let guard = runtime.enter();

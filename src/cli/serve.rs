@@ -102,9 +102,7 @@ impl StopSignals {
                 return "SIGHUP"; // that was closed
             }
             // from logrotate, or from who wants a reload: nohup too ignores it
-            tracing::info!(
-                "SIGHUP: the web configuration and --events.file are followed anyway; other settings need a restart"
-            );
+            tracing::info!("SIGHUP: the web configuration is followed anyway; other settings need a restart");
         }
     }
 }

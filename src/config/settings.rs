@@ -226,9 +226,6 @@ settings! {
         retention: Duration = duration("state.retention", &["90d"], HOUR, 3660 * DAY);
         /// Maximum size of the ledger; beyond it the oldest events are removed. At least 1MiB.
         max_size_bytes: u64 = setting("state.max-size", ("SIZE", SIZE_TAKES), &["64MiB"], |text| size(text, 1 << 20));
-        /// File to append each OOM kill and each exit to, as one line of JSON. It may be renamed at any time, as by logrotate.
-        /// The service may write below /var/log/memledger and /var/lib/memledger, a container into a mounted directory.
-        events_file: Option<PathBuf> = path("events.file", &[]);
     }
 
     /// Settings of the sources of the OOM ledger.

@@ -143,14 +143,12 @@ fn ledger_is_on_disk_unless_path_is_empty() {
             path: Some("/var/lib/memledger".into()),
             retention: Duration::from_secs(90 * 24 * 3600),
             max_size_bytes: 64 << 20,
-            events_file: None,
         }
     );
     assert_eq!(config.oom, OomSettings { kernel_log: KernelLogChoice::Auto, runtime: true });
-    let flags = ["--state.path=", "--state.max-size=1GiB", "--events.file=/e", "--no-oom.runtime"];
+    let flags = ["--state.path=", "--state.max-size=1GiB", "--no-oom.runtime"];
     let config = load(&flags).unwrap();
     assert_eq!((config.state.path, config.state.max_size_bytes), (None, 1 << 30));
-    assert_eq!(config.state.events_file, Some("/e".into()));
     assert!(!config.oom.runtime);
 }
 

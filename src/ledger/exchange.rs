@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::Thread;
 use std::time::Duration;
 
 use super::interval::Written;
@@ -174,8 +173,6 @@ pub struct SharedState {
     stored_gpu_counts: Mutex<Option<BTreeMap<String, GpuCount>>>,
     /// By follower, its cursor when the ledger was opened.
     cursors: Mutex<Option<BTreeMap<String, u64>>>,
-    /// The thread that follows the events and is woken for new ones.
-    follower: Mutex<Option<Thread>>,
     /// What the followers that write reports of runs count.
     pub report_stats: ReportStats,
     /// The cgroup tree, which the cycle and the ledger walk together.
@@ -254,14 +251,6 @@ impl SharedState {
     /// Notes that events were written to the store.
     pub fn mark_written(&self) {
         self.writes.fetch_add(1, Ordering::Relaxed);
-        if let Some(follower) = &*self.follower.lock().unwrap_or_else(PoisonError::into_inner) {
-            follower.unpark();
-        }
-    }
-
-    /// Sets the thread that is woken for new events.
-    pub fn set_follower(&self, follower: Thread) {
-        *self.follower.lock().unwrap_or_else(PoisonError::into_inner) = Some(follower);
     }
 
     /// Returns a number that changes whenever events are written, so that a follower knows when to read.

@@ -12,16 +12,13 @@
 //! | `reconcile/` | pure: how many kills there were, whose they were, whether they ended the container, and why it exited |
 //! | `totals.rs` | the counters, which never decrease |
 //! | `writer.rs`, `store` | commits the results, then logs them |
-//! | `followers.rs`, `jsonl_sink.rs` | `--events.file`, on a thread of its own |
 
 mod container_state;
 mod container_table;
 pub mod cycle;
 mod event_log;
 pub mod exchange;
-mod followers;
 pub mod interval;
-pub mod jsonl_sink;
 mod kmsg_reader;
 pub mod reconcile;
 pub mod run;

@@ -16,7 +16,6 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::exchange::{LedgerFigures, SharedState};
-use super::followers;
 use super::kmsg_reader::KmsgReader;
 use super::reconcile::{Reconciler, ReconcilerConfig};
 use super::store::{EventReader, Store, StoreError};
@@ -101,32 +100,22 @@ pub struct LedgerService {
     interval: Duration,
 }
 
-/// A handle that stops the threads.
+/// A handle that stops the thread.
 #[derive(Debug)]
 pub struct ServiceHandle {
     stop: Arc<AtomicBool>,
     shared_state: Arc<SharedState>,
     thread: JoinHandle<()>,
-    /// The thread of `--events.file`, and what stops it.
-    follower: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
 }
 
 impl ServiceHandle {
-    /// Lets the threads finish their step, waiting no longer than `timeout`: a stuck disk must not delay the exit.
+    /// Lets the thread finish its step, waiting no longer than `timeout`: a stuck disk must not delay the exit.
     pub fn stop(self, timeout: Duration) {
         let began = Timestamp::now();
-        let wait = |thread: &JoinHandle<()>| {
-            while !thread.is_finished() && Timestamp::now().since(began) < timeout {
-                std::thread::park_timeout(Duration::from_millis(5));
-            }
-        };
         self.stop.store(true, Ordering::Relaxed);
         self.shared_state.waker.wake();
-        wait(&self.thread);
-        if let Some((follower, stop)) = &self.follower {
-            stop.store(true, Ordering::Release); // after the last commit
-            follower.thread().unpark();
-            wait(follower);
+        while !self.thread.is_finished() && Timestamp::now().since(began) < timeout {
+            std::thread::park_timeout(Duration::from_millis(5));
         }
     }
 }
@@ -204,10 +193,10 @@ impl LedgerService {
         self.ledger.as_ref()?.reconciler.runtime_cursor(runtime, socket)
     }
 
-    /// Starts the threads.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// A thread cannot be created.
+    /// The thread cannot be created.
     pub fn start(
         mut self,
         sources: Vec<Arc<RuntimeState>>,
@@ -215,13 +204,6 @@ impl LedgerService {
         logs: Option<Arc<ContainerLogs>>,
     ) -> std::io::Result<ServiceHandle> {
         (self.sources, self.reporter, self.logs) = (sources, reporter, logs);
-        let file = self.config.state.events_file.clone().zip(self.event_reader());
-        let follower = file.map(|(path, reader)| {
-            let stop = Arc::new(AtomicBool::new(false));
-            let thread = followers::start(&path, reader, &self.shared_state, Arc::clone(&stop))?;
-            Ok::<_, std::io::Error>((thread, stop))
-        });
-        let follower = follower.transpose()?;
         let stop = Arc::new(AtomicBool::new(false));
         let (thread_stop, shared_state) = (Arc::clone(&stop), Arc::clone(&self.shared_state));
         let body = move || {
@@ -233,7 +215,7 @@ impl LedgerService {
         };
         let thread = std::thread::Builder::new().name("ledger".into());
         let thread = thread.spawn(move || run_essential("ledger", body))?;
-        Ok(ServiceHandle { stop, shared_state, thread, follower })
+        Ok(ServiceHandle { stop, shared_state, thread })
     }
 
     /// Takes the last step.

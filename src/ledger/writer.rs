@@ -10,8 +10,6 @@ use std::time::Duration;
 
 use super::event_log;
 use super::exchange::SharedState;
-use super::followers::EVENTS_FILE;
-use super::jsonl_sink::EventsFile;
 use super::reconcile::Reconciler;
 use super::store::{
     EventReader, LedgerState, OpenedStore, StateKind, Store, StoreError, StoreReader, WriteBatch,
@@ -151,7 +149,7 @@ impl LedgerWriter {
 
     fn with(
         settings: &StateSettings,
-        mut state: LedgerState,
+        state: LedgerState,
         mut medium: Medium,
         now: Timestamp,
     ) -> (Self, LedgerState) {
@@ -159,13 +157,7 @@ impl LedgerWriter {
         // a new follower starts with the next event that settles
         let newest = state.unsettled.first().map_or(state.last_id, |event| event.id().saturating_sub(1));
         cursors.entry(LOG.to_owned()).or_insert(newest);
-        if let Some(path) = settings.events_file.as_deref() {
-            let in_file = || EventsFile::new(path).last_id().filter(|_| state.is_new());
-            cursors.entry(EVENTS_FILE.to_owned()).or_insert_with(|| in_file().unwrap_or(newest));
-        }
         let loaded = (state.last_id, state.totals.clone());
-        // an id that a follower has seen is never given to another event, even if the state directory was emptied
-        state.last_id = cursors.values().fold(state.last_id, |last, cursor| last.max(*cursor));
         // a store without that row has counted at least since its oldest event
         let mut oldest = || medium.store()?.reader().oldest().ok()?;
         let now_unix = now.unix_seconds();

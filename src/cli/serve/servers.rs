@@ -20,12 +20,11 @@ pub(super) fn log_settings(config: &Config, addresses: &[SocketAddr]) {
     for address in addresses {
         tracing::info!(%address, "listening");
     }
-    if addresses.is_empty() {
-        let outlet = match &config.otlp {
-            Some(otlp) => format!("only {} are exported, over OTLP", exported(otlp).join(", ")),
-            None => "events are written to --events.file, and metrics are not exported".to_owned(),
-        };
-        tracing::info!("no HTTP listener: --web.listen-address is empty, {outlet}");
+    if let (true, Some(otlp)) = (addresses.is_empty(), &config.otlp) {
+        let exported = exported(otlp).join(", ");
+        tracing::info!(
+            "no HTTP listener: --web.listen-address is empty, only {exported} are exported, over OTLP"
+        );
     }
     for notice in &config.engine_notices {
         tracing::warn!("{notice}");
@@ -45,7 +44,7 @@ fn exported(otlp: &OtlpSettings) -> Vec<&'static str> {
 /// Rejects settings that export nothing about the host.
 pub(super) fn check_outlets(config: &Config) -> Result<(), ConfigError> {
     let has_otlp = config.otlp.as_ref().is_some_and(|otlp| otlp.metrics.is_some() || otlp.logs.is_some());
-    if config.listen.is_empty() && !has_otlp && config.state.events_file.is_none() {
+    if config.listen.is_empty() && !has_otlp {
         return Err(ConfigError::Value {
             origin: "--web.listen-address".to_owned(),
             what: "it is empty, and neither metrics nor events are exported over OTLP, so nothing would be exported; \

@@ -16,7 +16,7 @@
 //! | L8 | an old record is compared with a living process | `ledger::victim_probe::tests::process_that_began_after_the_record_is_not_its_victim` |
 //! | L9 | one run has two exits | `runs::cgroup_that_outlives_its_container_does_not_reopen_the_run`, `runs::assumed_exit_of_a_container_that_is_listed_again_is_not_counted_twice` |
 //! | L10 | one unreadable row costs all counts | `ledger::store::tests::damage::unreadable_rows_cost_only_themselves` |
-//! | L11 | an id goes to two events, or a dropped event counts again | `oom::followers::ids_are_not_reused_when_the_state_is_lost`, `ledger::store::tests::damage::dropped_event_is_not_pending_after_restart` |
+//! | L11 | an id goes to two events, or a dropped event counts again | `ledger::store::tests::damage::ids_are_not_reused_after_replacement`, `ledger::store::tests::damage::dropped_event_is_not_pending_after_restart` |
 //! | L12 | a late record fills the gap of another container | `late::late_record_fills_the_oldest_gap_of_its_owner` |
 //! | L13 | the limit is forgotten between two reads of the log | `ledger::victim_probe::tests::limit_is_that_of_the_cgroup_in_the_context_line` |
 //! | L14 | an ignored stop request explains a crash minutes later | `runs::ignored_stop_request_does_not_explain_a_crash_minutes_later` |

@@ -14,7 +14,6 @@ fn settings(directory: &Path) -> StateSettings {
         path: Some(directory.to_path_buf()),
         retention: Duration::MAX,
         max_size_bytes: 64 << 20,
-        events_file: None,
     }
 }
 
