@@ -9,6 +9,7 @@ mod watch_queue;
 pub mod bounds;
 mod kernel_fs;
 mod backoff;
+mod health;
 mod rate_limit;
 pub mod capabilities;
 pub mod groups;
@@ -23,6 +24,7 @@ pub mod unix_peer;
 use std::path::{Path, PathBuf};
 
 pub use backoff::Backoff;
+pub use health::Health;
 pub use kernel_fs::{
     Dir, KernelFile, READ_ERROR_REASONS, ReadError, classify, for_each_notification, take_notifications,
 };

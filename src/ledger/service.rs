@@ -25,6 +25,7 @@ use crate::clock::Timestamp;
 use crate::config::{Config, KernelLogChoice};
 use crate::container_logs::ContainerLogs;
 use crate::discover::{ConnectionState, ContainerId, EventKind, Hierarchy, RuntimeEvent, RuntimeState};
+use crate::host::Health;
 use crate::host::panics::run_essential;
 use crate::ledger::sources::cgroup_oom_events::CgroupCounters;
 use crate::ledger::sources::kernel_log::{KernelLog, LogBackend, LogPosition};
@@ -89,7 +90,7 @@ pub struct LedgerService {
     reporter: Option<Arc<ReporterState>>,
     logs: Option<Arc<ContainerLogs>>,
     log: Option<KmsgReader>,
-    log_failed: Option<Timestamp>,
+    log_health: Health,
     overrun_logged: Option<Timestamp>,
     counter: Option<OomCounter>,
     counters: Option<CgroupCounters>,
@@ -140,7 +141,7 @@ impl LedgerService {
             reporter: None,
             logs: None,
             log: None,
-            log_failed: None,
+            log_health: Health::default(),
             overrun_logged: None,
             counter: None,
             counters_up: false,
@@ -326,6 +327,7 @@ impl LedgerService {
         self.open_log(now, reconciler);
         match self.log.as_ref().map(KmsgReader::take) {
             Some(Ok(taken)) => {
+                self.log_health.recovered();
                 let is_due =
                     self.overrun_logged.is_none_or(|logged| now.since(logged) >= OVERRUN_WARNING_INTERVAL);
                 if taken.lost && is_due {
@@ -344,10 +346,11 @@ impl LedgerService {
                 reconciler.set_log_state(taken.clock, taken.block);
             }
             Some(Err(error)) => {
-                let error: &dyn std::error::Error = &error;
-                tracing::warn!(error, "kernel log read failed; retrying");
+                if self.log_health.failed(now) {
+                    let error: &dyn std::error::Error = &error;
+                    tracing::warn!(error, "kernel log read failed; retrying");
+                }
                 self.log = None;
-                self.log_failed = Some(now);
                 reconciler.apply_log(now, None, LogPosition::default());
             }
             None => reconciler.apply_log(now, None, LogPosition::default()),
@@ -355,7 +358,7 @@ impl LedgerService {
     }
 
     fn open_log(&mut self, now: Timestamp, reconciler: &Reconciler) {
-        let is_backing_off = self.log_failed.is_some_and(|failed| now.since(failed) < REOPEN_DELAY);
+        let is_backing_off = self.log_health.has_failed_within(now, REOPEN_DELAY);
         if self.log.is_some() || is_backing_off || self.config.oom.kernel_log == KernelLogChoice::Off {
             return;
         }
@@ -370,11 +373,10 @@ impl LedgerService {
                     }
                     let probe = VictimProbe::new(&self.config.host_paths, self.hierarchy.as_ref());
                     self.log = Some(KmsgReader::start(log, clock, block, probe, &self.shared_state));
-                    self.log_failed = None;
-                    break;
+                    return;
                 }
                 Err(error) => {
-                    if self.log_failed.is_none() {
+                    if !self.log_health.is_failing() {
                         let error: &dyn std::error::Error = &error;
                         tracing::warn!(
                             ?backend,
@@ -385,9 +387,7 @@ impl LedgerService {
                 }
             }
         }
-        if self.log.is_none() {
-            self.log_failed = Some(now);
-        }
+        self.log_health.failed(now);
     }
 
     /// Reads the cgroups' OOM counters if that is due. Returns true if it was.

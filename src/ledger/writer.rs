@@ -19,6 +19,7 @@ use crate::clock::{ClockStep, Timestamp};
 use crate::config::StateSettings;
 use crate::events::{Kill, LedgerEvent};
 use crate::gpu_state::gpu_count::GpuCount;
+use crate::host::Health;
 use crate::stats::report_stats::{ReportStats, ReportTarget};
 
 /// How long to wait for another memledger to exit while it is being replaced.
@@ -102,9 +103,9 @@ pub struct LedgerWriter {
     stored_id: u64,
     /// Events may have to be logged: an earlier process may have left some.
     has_new_events: bool,
-    commit_failed: Option<Timestamp>,
-    /// Reading new events failed, and this was logged.
-    is_reading_failed: bool,
+    commits: Health,
+    /// Reads of new events.
+    reads: Health,
     last_retention: Option<Timestamp>,
     /// Bytes that were written since.
     written_bytes: u64,
@@ -174,8 +175,8 @@ impl LedgerWriter {
             noticed: vec![],
             stored_id: state.last_id,
             has_new_events: true,
-            commit_failed: None,
-            is_reading_failed: false,
+            commits: Health::default(),
+            reads: Health::default(),
             last_retention: None,
             written_bytes: 0,
             last_step: now,
@@ -214,7 +215,7 @@ impl LedgerWriter {
     pub fn is_up(&self) -> Option<bool> {
         match &self.medium {
             Medium::Memory(_) => None,
-            Medium::Disk(_, store) => Some(store.is_some() && self.commit_failed.is_none()),
+            Medium::Disk(_, store) => Some(store.is_some() && !self.commits.is_failing()),
         }
     }
 
@@ -268,7 +269,7 @@ impl LedgerWriter {
 
     /// Commits pending changes.
     pub fn commit(&mut self, now: Timestamp, reconciler: &mut Reconciler, shared_state: &SharedState) {
-        let is_backing_off = self.commit_failed.is_some_and(|failed| now.since(failed) < COMMIT_RETRY_DELAY);
+        let is_backing_off = self.commits.has_failed_within(now, COMMIT_RETRY_DELAY);
         let is_damaged = self.medium.store().is_some_and(|store| store.is_damaged());
         if is_backing_off || self.pending.is_empty() && !is_damaged {
             return;
@@ -284,10 +285,10 @@ impl LedgerWriter {
                     shared_state.mark_written();
                 }
                 std::mem::take(&mut self.noticed).iter().for_each(event_log::log_noticed);
-                self.commit_failed = None;
+                self.commits.recovered();
             }
             Err(error) => {
-                if self.commit_failed.replace(now).is_none() {
+                if self.commits.failed(now) {
                     let error: &dyn std::error::Error = &error;
                     tracing::error!(error, "writing the ledger failed; keeping it in memory and retrying");
                 }
@@ -357,12 +358,17 @@ impl LedgerWriter {
             }
         };
         drop(store);
-        let is_failed = failed.is_some();
-        if let (Some(error), false) = (failed, std::mem::replace(&mut self.is_reading_failed, is_failed)) {
-            let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, "reading new events failed; retrying");
+        self.has_new_events = failed.is_some();
+        match failed {
+            Some(error) if self.reads.failed(Timestamp::now()) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(error, "reading new events failed; retrying");
+            }
+            Some(_) => {}
+            None => {
+                self.reads.recovered();
+            }
         }
-        self.has_new_events = is_failed;
         if cursor != before {
             self.put_cursors([(LOG.to_owned(), cursor)].into());
         }

@@ -12,7 +12,7 @@ use super::client::OtlpClient;
 use super::response::{ExportResult, RejectKind, unsupported_advice};
 use crate::clock::Timestamp;
 use crate::config::otlp::OtlpTarget;
-use crate::host::Backoff;
+use crate::host::{Backoff, Health};
 use crate::stats::otlp_stats::{LossReason, OtlpSignal, OtlpStats};
 use crate::text::error_chain;
 
@@ -59,9 +59,7 @@ pub struct RetryingExporter {
     unsupported: u32,
     /// Reason of the newest failed attempt.
     reason: String,
-    warned_at: Option<Timestamp>,
-    /// A failure was logged, and no recovery since.
-    is_warned: bool,
+    health: Health,
     /// The last warning of the endpoint about requests that it accepted, and when it was logged.
     warning: (String, Option<Timestamp>),
 }
@@ -81,8 +79,7 @@ impl RetryingExporter {
             not_before: None,
             unsupported: 0,
             reason: String::new(),
-            warned_at: None,
-            is_warned: false,
+            health: Health::with_interval(MIN_WARNING_INTERVAL),
             warning: (String::new(), None),
         }
     }
@@ -247,10 +244,7 @@ impl RetryingExporter {
 
     /// Records a failed export. Logs it once, until the next success; first, so that the metric never precedes the log.
     pub fn mark_failing(&mut self, reason: &str) {
-        let now = Timestamp::now();
-        let is_recent = |warned_at| now.since(warned_at) < MIN_WARNING_INTERVAL;
-        if !self.is_warned && !self.warned_at.is_some_and(is_recent) {
-            (self.is_warned, self.warned_at) = (true, Some(now));
+        if self.health.failed(Timestamp::now()) {
             tracing::warn!(
                 signal = self.signal.label(),
                 endpoint = %self.target.endpoint,
@@ -263,7 +257,7 @@ impl RetryingExporter {
 
     /// Records a complete export.
     pub fn mark_healthy(&mut self) {
-        if std::mem::take(&mut self.is_warned) {
+        if self.health.recovered() {
             tracing::info!(signal = self.signal.label(), endpoint = %self.target.endpoint, "OTLP export recovered");
         }
         self.otlp_stats.set_up(self.signal, true);

@@ -23,9 +23,8 @@ use super::process_reports::{ProcessReport, ProcessReportContent};
 use super::stats::ReportRejection;
 use crate::clock::Timestamp;
 use crate::discover::Inventory;
-use crate::host::RateLimit;
 use crate::host::bounds::{REPORTER_CONNECTIONS, REPORTER_CONNECTIONS_OF_CONTAINER};
-use crate::host::{HostPaths, unix_peer};
+use crate::host::{Health, HostPaths, RateLimit, unix_peer};
 
 /// Time between two samples of a process.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
@@ -58,8 +57,7 @@ pub struct Server {
     accepts: RateLimit,
     /// New connections are over their rate, which was counted.
     is_limited: bool,
-    /// Accepting fails, which was logged.
-    is_failing: bool,
+    accept_health: Health,
     connections: HashMap<u64, ReporterConnection>,
     next: u64,
     next_round: Timestamp,
@@ -101,7 +99,7 @@ impl Server {
             has_inventory: false,
             accepts,
             is_limited: false,
-            is_failing: false,
+            accept_health: Health::default(),
             connections: HashMap::new(),
             next: 0,
             next_round: Timestamp::now(),
@@ -219,7 +217,7 @@ impl Server {
         while self.accepts.take(Timestamp::now()) {
             let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => {
-                    self.is_failing = false;
+                    self.accept_health.recovered();
                     socket
                 }
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {
@@ -227,7 +225,7 @@ impl Server {
                     return;
                 }
                 Err(error) => {
-                    if !std::mem::replace(&mut self.is_failing, true) {
+                    if self.accept_health.failed(Timestamp::now()) {
                         tracing::warn!(%error, "accepting reporting processes failed; retrying");
                     }
                     std::thread::park_timeout(ERROR_PAUSE);

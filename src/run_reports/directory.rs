@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::bundle::{ReportFile, is_folder_name};
+use crate::clock::Timestamp;
+use crate::host::Health;
 
 /// Beginning of the name of a folder that is not complete; listings omit it.
 const INCOMPLETE: &str = ".memledger-";
@@ -24,14 +26,14 @@ pub struct ReportDirectory {
     max_bytes: u64,
     /// Those in it, the oldest first; `None` before the first report.
     folders: Option<VecDeque<ReportFolder>>,
-    /// Removing the oldest fails, and that was logged.
-    is_overfull: bool,
+    /// Removing the oldest.
+    removals: Health,
 }
 
 impl ReportDirectory {
     /// Creates a target for this directory. Beyond these limits the oldest folders are removed.
     pub fn new(path: PathBuf, max_runs: usize, max_bytes: u64) -> Self {
-        Self { path, max_runs, max_bytes, folders: None, is_overfull: false }
+        Self { path, max_runs, max_bytes, folders: None, removals: Health::default() }
     }
 
     /// Returns the directory.
@@ -47,8 +49,10 @@ impl ReportDirectory {
         self.try_write(folder, files).map_err(|error| self.message(&error))?;
         let bytes = files.iter().map(|file| file.content.len() as u64).sum();
         match self.remove_oldest(ReportFolder { path: self.path.join(folder), bytes }) {
-            Ok(()) => self.is_overfull = false,
-            Err(error) if !std::mem::replace(&mut self.is_overfull, true) => {
+            Ok(()) => {
+                self.removals.recovered();
+            }
+            Err(error) if self.removals.failed(Timestamp::now()) => {
                 let path = self.path.display();
                 tracing::warn!(%path, %error, "removing the oldest reports beyond --report.dir-max-runs and --report.dir-max-size failed");
             }

@@ -24,7 +24,7 @@ use crate::clock::Timestamp;
 use crate::config::ReportSettings;
 use crate::explain::exit_verdict;
 use crate::export::verdict_text::render_all;
-use crate::host::Backoff;
+use crate::host::{Backoff, Health};
 use crate::host::panics::run_essential;
 use crate::ledger::exchange::SharedState;
 use crate::ledger::store::{EventReader, SettledRun, StoreError};
@@ -45,7 +45,7 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 /// Where the files of a report go.
 #[derive(Debug)]
 enum Target {
-    Directory(ReportDirectory),
+    Directory(Box<ReportDirectory>),
     S3(Box<S3Target>),
 }
 
@@ -53,7 +53,8 @@ impl Target {
     /// Returns the targets that are set.
     fn all(settings: &ReportSettings) -> Vec<Self> {
         let directory = settings.dir.clone().map(|path| {
-            Self::Directory(ReportDirectory::new(path, settings.dir_max_runs, settings.dir_max_size_bytes))
+            let directory = ReportDirectory::new(path, settings.dir_max_runs, settings.dir_max_size_bytes);
+            Self::Directory(Box::new(directory))
         });
         let s3 = S3Settings::new(settings).map(|settings| Self::S3(Box::new(S3Target::new(settings))));
         directory.into_iter().chain(s3).collect()
@@ -164,9 +165,8 @@ impl RunReports {
                 stop: stopped.clone(),
                 cursor: 0,
                 backoff: Backoff::new(BACKOFF.0, BACKOFF.1),
-                warned_at: None,
-                is_failing: false,
-                is_unreadable: false,
+                health: Health::with_interval(MIN_WARNING_INTERVAL),
+                ledger_health: Health::default(),
             };
             let name = format!("report-{}", writer.target.kind().label());
             let body = move || {
@@ -211,11 +211,8 @@ struct ReportWriter {
     /// Id of the exit of the last run whose report is complete.
     cursor: u64,
     backoff: Backoff,
-    warned_at: Option<Timestamp>,
-    /// A failure was logged, and no recovery since.
-    is_failing: bool,
-    /// Reading the ledger fails, and that was logged.
-    is_unreadable: bool,
+    health: Health,
+    ledger_health: Health,
 }
 
 /// Why a report was not written. It is to be retried.
@@ -257,13 +254,13 @@ impl ReportWriter {
                         }
                         Ok(ReportStep::UpToDate) => {
                             followed = Some(written);
-                            self.is_unreadable = false;
+                            self.ledger_health.recovered();
                             self.shared_state.report_stats.mark_idle(self.target.kind());
                             POLL_INTERVAL
                         }
                         Err(ReportError::Target(reason)) => self.mark_failing(&reason),
                         Err(ReportError::Ledger(error)) => {
-                            if !std::mem::replace(&mut self.is_unreadable, true) {
+                            if self.ledger_health.failed(Timestamp::now()) {
                                 let error: &dyn std::error::Error = &error;
                                 tracing::warn!(error, "reading runs for their reports failed; retrying");
                             }
@@ -333,23 +330,20 @@ impl ReportWriter {
         self.event_reader.read(|store| read(store, self.cursor))
     }
 
-    /// Logs a failure at intervals. Returns the delay before the next attempt.
+    /// Logs the first failure. Returns the delay before the next attempt.
     fn mark_failing(&mut self, reason: &str) -> Duration {
         self.shared_state.report_stats.mark_failing(self.target.kind());
-        let (now, delay) = (Timestamp::now(), self.backoff.delay());
-        if self.warned_at.is_none_or(|at| now.since(at) >= MIN_WARNING_INTERVAL) {
-            self.warned_at = Some(now);
-            self.is_failing = true;
+        if self.health.failed(Timestamp::now()) {
             let target = self.target.place();
             tracing::warn!(target, reason, "writing the report of a run failed; retrying");
         }
-        delay
+        self.backoff.delay()
     }
 
     fn mark_healthy(&mut self) {
         self.backoff.reset();
-        self.is_unreadable = false;
-        if std::mem::take(&mut self.is_failing) {
+        self.ledger_health.recovered();
+        if self.health.recovered() {
             tracing::info!(target = self.target.place(), "reports of runs are written again");
         }
     }

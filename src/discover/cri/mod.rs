@@ -40,7 +40,7 @@ use super::reconcile::RuntimeFollower;
 use super::{ConnectionState, ContainerId, RuntimeState};
 use crate::clock::Timestamp;
 use crate::config::{CriSettings, Filter};
-use crate::host::in_pod;
+use crate::host::{Health, in_pod};
 
 /// Its name among the runtimes.
 pub const RUNTIME: &str = "cri";
@@ -118,8 +118,7 @@ pub async fn follow(
 /// The time without a connection.
 #[derive(Debug, Default)]
 struct Outage {
-    /// The last reason that was logged.
-    last_logged: String,
+    health: Health,
     /// When the last connection was lost.
     lost_at: Option<Timestamp>,
 }
@@ -129,11 +128,10 @@ impl Outage {
     fn record_failure(&mut self, source: &RuntimeState, error: String) {
         if source.lock().connection == ConnectionState::Up {
             tracing::warn!(runtime = RUNTIME, error, "connection lost, retrying; container names are kept");
-            self.last_logged.clear();
+            self.health.recovered();
             self.lost_at = Some(Timestamp::now());
-        } else if self.last_logged != error {
+        } else if self.health.failed_because(Timestamp::now(), &error) {
             tracing::warn!(runtime = RUNTIME, error, "listing containers failed, retrying");
-            self.last_logged = error;
         }
         source.set_connection(ConnectionState::Down);
     }
@@ -149,14 +147,13 @@ impl Outage {
         // a runtime that responds and has no pods left is not down: the kubelet may use another now
         let is_down = was_there && found != ConnectionState::Idle;
         let connection = if is_down { ConnectionState::Down } else { found };
-        if !why.is_empty() && self.last_logged != why {
+        if !why.is_empty() && self.health.failed_because(Timestamp::now(), &why) {
             match connection {
                 ConnectionState::Down => {
                     tracing::warn!(runtime = RUNTIME, "listing pods failed, retrying: {why}")
                 }
                 _ => tracing::debug!(runtime = RUNTIME, "no pods: {why}"),
             }
-            self.last_logged = why;
         }
         source.set_connection(connection);
         connection

@@ -20,6 +20,7 @@ use prost::Message;
 use super::client::{CriClient, CriError};
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, ContainerRecord, Identity, RuntimeData, RuntimeState};
+use crate::host::Health;
 use crate::series::bounded;
 
 /// Interval of lists.
@@ -205,14 +206,14 @@ fn drop_stale<'a>(
 /// Polls the kubelet for ever. While it does not respond, allocations are kept, except those of containers that started since.
 pub async fn follow(socket: PathBuf, source: Arc<RuntimeState>) {
     let mut client = None;
-    let (mut has_logged_error, mut has_logged_device) = (false, false);
+    let (mut health, mut has_logged_device) = (Health::default(), false);
     let mut last_response = None;
     loop {
         let request_state = LastResponse::new(&source.lock().running, Timestamp::now().unix_seconds());
         if socket.exists() || last_response.is_some() {
             match list_reconnecting(&mut client, &socket).await {
                 Ok(allocations) => {
-                    has_logged_error = false;
+                    health.recovered();
                     last_response = Some(request_state);
                     if let Some(id) = first_unknown_device(&allocations)
                         .filter(|_| !std::mem::replace(&mut has_logged_device, true))
@@ -231,7 +232,7 @@ pub async fn follow(socket: PathBuf, source: Arc<RuntimeState>) {
                         let RuntimeData { allocations, running, generation, .. } = &mut *source.lock();
                         *generation += u64::from(drop_stale(allocations, running.values(), last_response));
                     }
-                    if !std::mem::replace(&mut has_logged_error, true) {
+                    if health.failed(Timestamp::now()) {
                         tracing::warn!(socket = %socket.display(), %error, "listing GPU allocations of the kubelet failed, retrying");
                     }
                 }
