@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 
 use super::budget::LogBudget;
 use super::lines::LineBuffer;
-use super::{Follower, LogEnd, ReadPosition, SkipRead};
+use super::{LogEnd, LogFollower, ReadPosition, SkipRead};
 use crate::clock::Timestamp;
 use crate::config::RuntimeEndpoint;
 use crate::discover::docker;
@@ -20,7 +20,7 @@ const FRAME_COST: usize = 64;
 /// A frame that is older than the one before by at most these seconds was sent before; by more, the clock was set back.
 const MAX_REPEATED: f64 = 10.0;
 
-impl Follower {
+impl LogFollower {
     /// Reads the log by the first engine that knows the container, until it ends; while the container runs, also what comes.
     pub(super) async fn read_api(&self, position: &mut ReadPosition, is_running: bool) -> LogEnd {
         let of_runtime = |endpoint: &&RuntimeEndpoint| endpoint.runtime == self.container.runtime;

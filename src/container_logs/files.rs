@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
 use super::budget::LogBudget;
 use super::lines::{LineBuffer, MAX_LINE};
-use super::{Follower, LogEnd, ReadPosition};
+use super::{LogEnd, LogFollower, ReadPosition};
 use crate::clock::Timestamp;
 use crate::discover::Pod;
 
@@ -34,7 +34,7 @@ pub(super) struct LogFile {
     chunk: Vec<u8>,
 }
 
-impl Follower {
+impl LogFollower {
     /// Follows the file until the container ends.
     pub(super) async fn read_file(&self, position: &mut ReadPosition) -> LogEnd {
         let Some(pod) = &self.container.pod else { return LogEnd::Never("its pod is unknown".to_owned()) };

@@ -156,7 +156,7 @@ async fn follow_all(logs: Arc<ContainerLogs>, sources: LogSources, began: Timest
                 }
                 break;
             }
-            let follower = Follower {
+            let follower = LogFollower {
                 logs: Arc::clone(&logs),
                 container: Arc::clone(container),
                 sources: sources.clone(),
@@ -179,7 +179,7 @@ async fn read_unlisted(
 ) {
     while let Some(container) = unlisted.recv().await {
         let mut position = ReadPosition::of_run(container.started.unwrap_or(f64::NEG_INFINITY), true);
-        let follower = Follower {
+        let follower = LogFollower {
             logs: Arc::clone(&logs),
             container,
             sources: sources.clone(),
@@ -248,7 +248,7 @@ impl SkipRead {
 }
 
 /// Follows the log of one container.
-struct Follower {
+struct LogFollower {
     logs: Arc<ContainerLogs>,
     container: Arc<Container>,
     sources: LogSources,
@@ -269,7 +269,7 @@ enum LogEnd {
     Never(String),
 }
 
-impl Follower {
+impl LogFollower {
     /// Follows until the container has ended and its log is read. Returns how far it was read.
     async fn follow(self, mut position: ReadPosition) -> ReadPosition {
         // also in pauses: an engine may end a stream without the last lines, and send them when it is asked again

@@ -1,11 +1,31 @@
 //! Logs each kill twice, when it is noticed and when it is settled, and each container exit and GPU error once.
+//!
+//! What is settled is logged by a follower of the ledger, so only what is committed; after a crash the last lines are repeated.
 
+use super::follow::{ReadBatch, Sink, WriteOutcome, read_events};
+use super::store::{SettledEvents, StoreReader};
 use crate::events::{
     ContainerRef, CudaOom, Exit, ExitReason, GpuError, Kill, KillOwner, LedgerEvent, OomScope, Victim,
 };
 
-/// Logs a settled event.
-pub fn log_settled(event: &LedgerEvent) {
+/// The log as the sink of a follower.
+#[derive(Debug)]
+pub struct LogSink;
+
+impl Sink for LogSink {
+    type Batch = SettledEvents;
+
+    fn reader(&self) -> impl FnOnce(&StoreReader, u64) -> ReadBatch<SettledEvents> + Send + 'static {
+        read_events
+    }
+
+    async fn write(&mut self, settled: SettledEvents) -> WriteOutcome {
+        settled.events.iter().for_each(log_settled);
+        WriteOutcome::All
+    }
+}
+
+fn log_settled(event: &LedgerEvent) {
     match event {
         LedgerEvent::OomKill(kill) => log_settled_kill(kill),
         LedgerEvent::Exit(exit) => log_exit(exit),

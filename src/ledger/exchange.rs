@@ -163,7 +163,7 @@ pub struct SharedState {
     figures: Mutex<Option<(Timestamp, Arc<LedgerFigures>)>>,
     /// Number of commits that wrote events.
     writes: AtomicU64,
-    /// By follower, the id of the last event that it has acknowledged.
+    /// By follower, the id that it has acknowledged since the last commit.
     acknowledged: Mutex<BTreeMap<String, u64>>,
     /// The peaks of runs in progress when the ledger was opened.
     stored_peaks: Mutex<Option<HashMap<ContainerId, StoredPeaks>>>,
@@ -171,7 +171,7 @@ pub struct SharedState {
     gpu_counts: Mutex<BTreeMap<String, GpuCount>>,
     /// By source, the numbers of GPUs that it had when it was opened.
     stored_gpu_counts: Mutex<Option<BTreeMap<String, GpuCount>>>,
-    /// By follower, its cursor when the ledger was opened.
+    /// By follower, its cursor; `None` while the ledger is not open.
     cursors: Mutex<Option<BTreeMap<String, u64>>>,
     /// What the followers that write reports of runs count.
     pub report_stats: ReportStats,
@@ -262,6 +262,9 @@ impl SharedState {
     pub fn acknowledge(&self, follower: &str, id: u64) {
         let mut acknowledged = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
         acknowledged.insert(follower.to_owned(), id);
+        if let Some(cursors) = &mut *self.cursors.lock().unwrap_or_else(PoisonError::into_inner) {
+            cursors.insert(follower.to_owned(), id);
+        }
     }
 
     /// Takes the acknowledgements since the last call.
@@ -305,8 +308,7 @@ impl SharedState {
         self.mark_written();
     }
 
-    /// Returns the id of the last event that a follower had processed when the ledger was opened, 0 if it had none; `None` while the
-    /// ledger is not open.
+    /// Returns the id that a follower has acknowledged last, 0 if none; `None` while the ledger is not open.
     pub fn cursor(&self, follower: &str) -> Option<u64> {
         let cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
         cursors.as_ref().map(|cursors| cursors.get(follower).copied().unwrap_or(0))

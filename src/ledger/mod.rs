@@ -11,13 +11,15 @@
 //! | `container_table.rs` | all known containers, from runtime events and from the cycle |
 //! | `reconcile/` | pure: how many kills there were, whose they were, whether they ended the container, and why it exited |
 //! | `totals.rs` | the counters, which never decrease |
-//! | `writer.rs`, `store` | commits the results, then logs them |
+//! | `writer.rs`, `store` | commits the results |
+//! | `follow.rs` | hands settled events and records of runs to their sinks: the log (`event_log.rs`), OTLP, reports |
 
 mod container_state;
 mod container_table;
 pub mod cycle;
 mod event_log;
 pub mod exchange;
+pub mod follow;
 pub mod interval;
 mod kmsg_reader;
 pub mod reconcile;

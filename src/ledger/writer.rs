@@ -8,8 +8,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::event_log;
+use futures_util::FutureExt;
+
+use super::event_log::{self, LogSink};
 use super::exchange::SharedState;
+use super::follow::{Follower, Sink};
 use super::reconcile::Reconciler;
 use super::store::{
     EventReader, LedgerState, OpenedStore, StateKind, Store, StoreError, StoreReader, WriteBatch,
@@ -32,9 +35,8 @@ const RETENTION_INTERVAL: Duration = Duration::from_secs(600);
 const RETENTION_SHARE: u64 = 16;
 /// Maximum size of the events that wait for a disk, in bytes of memory; beyond that the oldest settled ones are dropped.
 const MAX_WAITING_BYTES: usize = 16 << 20;
-/// The cursor of the log, and events that are logged at once.
+/// The cursor of the log.
 const LOG: &str = "log";
-const MAX_LOGGED: usize = 200;
 
 /// Where the ledger is kept.
 #[derive(Debug)]
@@ -101,11 +103,8 @@ pub struct LedgerWriter {
     noticed: Vec<Kill>,
     /// Highest id of an event in the store.
     stored_id: u64,
-    /// Events may have to be logged: an earlier process may have left some.
-    has_new_events: bool,
     commits: Health,
-    /// Reads of new events.
-    reads: Health,
+    log: Follower<LogSink>,
     last_retention: Option<Timestamp>,
     /// Bytes that were written since.
     written_bytes: u64,
@@ -174,9 +173,8 @@ impl LedgerWriter {
             pending: WriteBatch::default(),
             noticed: vec![],
             stored_id: state.last_id,
-            has_new_events: true,
             commits: Health::default(),
-            reads: Health::default(),
+            log: Follower::new(LOG, LogSink),
             last_retention: None,
             written_bytes: 0,
             last_step: now,
@@ -227,11 +225,10 @@ impl LedgerWriter {
     /// Commits what the reconciler decides in this step. Returns whether that is anything.
     pub fn write(&mut self, now: Timestamp, reconciler: &mut Reconciler, shared_state: &SharedState) -> bool {
         let has_changes = self.take_changes(now, reconciler);
-        self.put_cursors(shared_state.take_acknowledged());
         self.put_gpu_counts(shared_state.take_gpu_counts());
         self.commit(now, reconciler, shared_state);
         self.apply_retention(now, &shared_state.report_stats);
-        self.log_events();
+        self.log_events(shared_state);
         has_changes
     }
 
@@ -269,6 +266,7 @@ impl LedgerWriter {
 
     /// Commits pending changes.
     pub fn commit(&mut self, now: Timestamp, reconciler: &mut Reconciler, shared_state: &SharedState) {
+        self.put_cursors(shared_state.take_acknowledged());
         let is_backing_off = self.commits.has_failed_within(now, COMMIT_RETRY_DELAY);
         let is_damaged = self.medium.store().is_some_and(|store| store.is_damaged());
         if is_backing_off || self.pending.is_empty() && !is_damaged {
@@ -281,7 +279,6 @@ impl LedgerWriter {
                 self.written_bytes += written.events.values().map(size).sum::<usize>() as u64;
                 if let Some(last) = written.events.keys().next_back() {
                     self.stored_id = self.stored_id.max(*last);
-                    self.has_new_events = true;
                     shared_state.mark_written();
                 }
                 std::mem::take(&mut self.noticed).iter().for_each(event_log::log_noticed);
@@ -336,42 +333,12 @@ impl LedgerWriter {
         self.pending.put(StateKind::StartedAt, "", &self.started_at);
     }
 
-    /// Logs the settled events that were not logged yet: only what is committed. After a crash the last lines are repeated.
-    fn log_events(&mut self) {
-        if !std::mem::take(&mut self.has_new_events) {
-            return;
-        }
-        let mut cursor = self.cursors.get(LOG).copied().unwrap_or(0);
-        let before = cursor;
-        let Some(store) = self.medium.store() else {
-            self.has_new_events = true;
-            return;
-        };
-        let failed = loop {
-            match store.reader().settled_after(cursor, MAX_LOGGED) {
-                Ok(settled) => {
-                    settled.events.iter().for_each(event_log::log_settled);
-                    let Some(last) = settled.last_id() else { break None };
-                    cursor = last;
-                }
-                Err(error) => break Some(error),
-            }
-        };
-        drop(store);
-        self.has_new_events = failed.is_some();
-        match failed {
-            Some(error) if self.reads.failed(Timestamp::now()) => {
-                let error: &dyn std::error::Error = &error;
-                tracing::warn!(error, "reading new events failed; retrying");
-            }
-            Some(_) => {}
-            None => {
-                self.reads.recovered();
-            }
-        }
-        if cursor != before {
-            self.put_cursors([(LOG.to_owned(), cursor)].into());
-        }
+    /// Logs the settled events that were not logged yet.
+    fn log_events(&mut self, shared_state: &SharedState) {
+        let Some(store) = self.medium.store() else { return };
+        let read = async |sink: &LogSink, cursor| sink.reader()(store.reader(), cursor);
+        // neither reads nor writes wait for anything but this thread
+        let _ = self.log.catch_up(shared_state, read).now_or_never();
     }
 
     /// Removes old events, and moves those from the future to now. Both only a day after the boot, and if both clocks agree on the time

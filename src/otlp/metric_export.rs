@@ -127,7 +127,6 @@ mod tests {
             shared_state: Arc::default(),
             event_reader: None,
             cursor_name: String::new(),
-            acknowledged: 0.into(),
             resource: super::super::Resource::default(),
             origins: Origins::default(),
             otlp_stats: Arc::clone(&otlp_stats),

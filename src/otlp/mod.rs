@@ -17,7 +17,7 @@ mod retry;
 pub mod resource_detection;
 #[cfg(any(test, fuzzing))]
 pub mod invariants;
-mod event_consumer;
+mod event_sink;
 mod metric_batches;
 mod metric_export;
 mod resource;
@@ -26,7 +26,6 @@ pub mod traces;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -35,10 +34,11 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use tokio::sync::{Semaphore, watch};
 
 use client::OtlpClient;
+use event_sink::EventSink;
 pub use metric_batches::{MetricBatch, MetricBatches};
 pub use resource::{ResourceInfo, resource};
 use response::{ExportResult, RejectKind, unsupported_advice};
-use retry::{RetryingExporter, Stop};
+use retry::RetryingExporter;
 pub use temporality::{CounterStates, Origins, PendingPoint};
 use traces::SpanQueue;
 
@@ -50,6 +50,7 @@ pub use crate::stats::otlp_stats::{OtlpSignal, OtlpStats};
 use crate::host::panics::run_essential;
 use crate::http::SnapshotCache;
 use crate::ledger::exchange::SharedState;
+use crate::ledger::follow::{Follower, Stop};
 use crate::ledger::store::EventReader;
 
 /// Delay before a signal restarts after a panic, which is a bug.
@@ -68,8 +69,6 @@ pub struct OtlpContext {
     pub event_reader: Option<EventReader>,
     /// Name of the cursor of the endpoint of log records; see [`cursor_name`].
     pub cursor_name: String,
-    /// The last event that this endpoint has acknowledged. Kept here to survive a panic of the task.
-    pub acknowledged: AtomicU64,
     /// The resource of all exports.
     pub resource: Resource,
     /// Start times of counters.
@@ -152,7 +151,9 @@ fn run(settings: &OtlpSettings, context: &OtlpContext, stop: &Stop) -> std::io::
     });
     let logs = guarded(OtlpSignal::Logs, stop, RESTART_DELAY, async || {
         if let (Some(target), Some(event_reader)) = (&settings.logs, &context.event_reader) {
-            event_consumer::run(context, exporter(OtlpSignal::Logs, target), event_reader).await;
+            let sink = EventSink::new(context, exporter(OtlpSignal::Logs, target));
+            let follower = Follower::new(&*context.cursor_name, sink);
+            follower.run(event_reader, &context.shared_state, stop.clone()).await;
         }
     });
     let traces = guarded(OtlpSignal::Traces, stop, RESTART_DELAY, async || {
@@ -176,9 +177,7 @@ async fn guarded(signal: OtlpSignal, stop: &Stop, delay: Duration, run: impl Asy
     }
 }
 
-/// Permits for work that can block: the ledger's, and the files of each signal. A file system that hangs thus blocks one thread
-/// each and no more.
-static LEDGER_PERMIT: Semaphore = Semaphore::const_new(1);
+/// Permits for reading the files of each signal: a file system that hangs blocks one thread each.
 static FILE_PERMITS: [Semaphore; OtlpSignal::ALL.len()] =
     [const { Semaphore::const_new(1) }; OtlpSignal::ALL.len()];
 

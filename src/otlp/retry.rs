@@ -6,15 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use tokio::sync::watch;
 
 use super::client::OtlpClient;
 use super::response::{ExportResult, RejectKind, unsupported_advice};
 use crate::clock::Timestamp;
 use crate::config::otlp::OtlpTarget;
 use crate::host::{Backoff, Health};
+use crate::ledger::follow::Stop;
 use crate::stats::otlp_stats::{LossReason, OtlpSignal, OtlpStats};
-use crate::text::error_chain;
 
 /// Back-off after the first failure; it doubles with each further one.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
@@ -29,9 +28,6 @@ const UNSUPPORTED_BACKOFF: Duration = Duration::from_secs(300);
 /// After this many such responses in a row, which take 2.6 hours, the signal is not sent any more: a proxy that is being restarted
 /// responds so for a while, and a receiver of metrics alone for ever.
 const MAX_UNSUPPORTED: u32 = 6;
-
-/// The stop request: the time until which the last export may take.
-pub type Stop = watch::Receiver<Option<Timestamp>>;
 
 /// The outcome of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,9 +198,9 @@ impl RetryingExporter {
         self.reason = reason;
     }
 
-    /// Reports that the ledger is unreadable, so that there is nothing to export.
-    pub fn report_unreadable_ledger(&mut self, error: &dyn std::error::Error) {
-        self.mark_failing(&format!("the ledger is unreadable: {}", error_chain(error)));
+    /// Notes that nothing can be exported, for a reason that is logged already.
+    pub fn mark_down(&self) {
+        self.otlp_stats.set_up(self.signal, false);
     }
 
     /// Sends nothing for this long.
@@ -288,6 +284,8 @@ fn with_jitter(delay: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::watch;
+
     use super::*;
     use crate::config::otlp::OtlpEndpoint;
 

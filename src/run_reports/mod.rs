@@ -1,9 +1,8 @@
 //! Writes the report of each run that has ended to a directory, and to a bucket of S3 or its like.
 //!
-//! A follower for each target reads the records of runs from the store, in the order of their exits, once they no longer change. Its
-//! cursor is stored with the ledger, so a target that is away gets all reports once it is back, within `--state.retention` and
-//! `--state.max-size`, and reports of the last moments are repeated after a crash, under the same names. Each follower is a thread of its own:
-//! a disk or a server that hangs delays nothing else. One report is in memory at a time.
+//! A follower of the ledger for each target reads the records of runs, in the order of their exits. A target that is away gets all
+//! reports once it is back; reports of the last moments are repeated after a crash, under the same names. Each follower has a thread of its
+//! own: a disk or a server that hangs delays nothing else. One report is in memory at a time.
 
 mod bundle;
 mod credentials;
@@ -22,17 +21,16 @@ use s3::{S3Settings, S3Target};
 
 use crate::clock::Timestamp;
 use crate::config::ReportSettings;
-use crate::explain::exit_verdict;
+use crate::explain::{Verdict, exit_verdict};
 use crate::export::verdict_text::render_all;
-use crate::host::{Backoff, Health};
 use crate::host::panics::run_essential;
+use crate::host::{Backoff, Health};
 use crate::ledger::exchange::SharedState;
-use crate::ledger::store::{EventReader, SettledRun, StoreError};
+use crate::ledger::follow::{Follower, ReadBatch, Sink, WriteOutcome};
+use crate::ledger::store::{EventReader, SettledRun, StoreError, StoreReader};
 use crate::runs::RunRecord;
 use crate::stats::report_stats::{ReportStats, ReportTarget};
 
-/// How often a change counter is checked for new runs.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Back-off after the first failure, and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(120));
 /// Least time between two warnings.
@@ -137,7 +135,7 @@ pub fn enable(settings: &ReportSettings, report_stats: &ReportStats) {
 /// The running followers.
 #[derive(Debug)]
 pub struct RunReports {
-    stop: watch::Sender<bool>,
+    stop: watch::Sender<Option<Timestamp>>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
@@ -152,36 +150,29 @@ impl RunReports {
         event_reader: &EventReader,
         shared_state: &Arc<SharedState>,
     ) -> std::io::Result<Self> {
-        let (stop, stopped) = watch::channel(false);
+        let (stop, stopped) = watch::channel(None);
         let mut threads = Vec::new();
         for target in Target::all(settings) {
             tracing::info!(target = target.place(), "writing reports of runs");
-            let mut writer = ReportWriter {
-                cursor_name: target.cursor_name(),
-                host: host.to_owned(),
-                target,
-                event_reader: event_reader.clone(),
-                shared_state: Arc::clone(shared_state),
-                stop: stopped.clone(),
-                cursor: 0,
-                backoff: Backoff::new(BACKOFF.0, BACKOFF.1),
-                health: Health::with_interval(MIN_WARNING_INTERVAL),
-                ledger_health: Health::default(),
-            };
-            let name = format!("report-{}", writer.target.kind().label());
-            let body = move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-                match runtime {
-                    Ok(runtime) => {
-                        runtime.block_on(writer.run());
-                        runtime.shutdown_background(); // a DNS lookup may hang
-                    }
-                    Err(error) => {
-                        tracing::error!(%error, "reports of runs: starting the async runtime failed")
-                    }
+            let thread = std::thread::Builder::new().name(format!("report-{}", target.kind().label()));
+            let cursor_name = target.cursor_name();
+            let sink = ReportSink::new(target, host, Arc::clone(shared_state));
+            let (event_reader, shared_state) = (event_reader.clone(), Arc::clone(shared_state));
+            let stopped = stopped.clone();
+            let body = move || match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => {
+                    let follower = Follower::new(cursor_name, sink);
+                    let mut stop = stopped.clone();
+                    runtime.block_on(async {
+                        tokio::select! {
+                            () = follower.run(&event_reader, &shared_state, stopped) => {}
+                            _ = stop.wait_for(Option::is_some) => {} // at once: a report is written again after the next start
+                        }
+                    });
+                    runtime.shutdown_background(); // a DNS lookup may hang
                 }
+                Err(error) => tracing::error!(%error, "reports of runs: starting the async runtime failed"),
             };
-            let thread = std::thread::Builder::new().name(name);
             threads.push(thread.spawn(move || run_essential("run reports", body))?);
         }
         Ok(Self { stop, threads })
@@ -189,8 +180,8 @@ impl RunReports {
 
     /// Ends the threads.
     pub fn stop(self) {
-        let _ = self.stop.send(true);
         let stopping = Timestamp::now();
+        let _ = self.stop.send(Some(stopping));
         for thread in self.threads {
             while !thread.is_finished() && Timestamp::now().since(stopping) < STOP_TIMEOUT {
                 std::thread::park_timeout(Duration::from_millis(5));
@@ -201,151 +192,104 @@ impl RunReports {
 
 /// Writes the reports of one target.
 #[derive(Debug)]
-struct ReportWriter {
+struct ReportSink {
     target: Target,
-    cursor_name: String,
     host: String,
-    event_reader: EventReader,
     shared_state: Arc<SharedState>,
-    stop: watch::Receiver<bool>,
-    /// Id of the exit of the last run whose report is complete.
-    cursor: u64,
     backoff: Backoff,
     health: Health,
-    ledger_health: Health,
 }
 
-/// Why a report was not written. It is to be retried.
-#[derive(Debug, thiserror::Error)]
-enum ReportError {
-    #[error(transparent)]
-    Ledger(#[from] StoreError),
-    /// A message for people.
-    #[error("{0}")]
-    Target(String),
+/// What a report is made of.
+#[derive(Debug)]
+struct SettledReport {
+    run: SettledRun,
+    /// Why it ended, if it did not end well.
+    verdict: Option<Verdict>,
 }
 
-/// One report is written, or there is none to write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReportStep {
-    Written,
-    UpToDate,
+impl ReportSink {
+    fn new(target: Target, host: &str, shared_state: Arc<SharedState>) -> Self {
+        Self {
+            target,
+            host: host.to_owned(),
+            shared_state,
+            backoff: Backoff::new(BACKOFF.0, BACKOFF.1),
+            health: Health::with_interval(MIN_WARNING_INTERVAL),
+        }
+    }
+
+    /// Returns the name of the folder of a report, and its files; `None` if they cannot be made, which is a bug and must not stop the others.
+    fn files(&self, report: SettledReport) -> Option<(String, Vec<ReportFile>)> {
+        let SettledReport { run: SettledRun { record, same_ids, is_corrected, .. }, verdict } = report;
+        let run = record?;
+        let make = || bundle::files(&run, &self.host, verdict.as_ref().map(render_all), is_corrected).ok();
+        let files = catch_unwind(AssertUnwindSafe(make)).ok().flatten()?;
+        Some((folder_name(&run, same_ids), files))
+    }
 }
 
-impl ReportWriter {
-    /// Writes reports until the stop request.
-    async fn run(&mut self) {
-        let mut followed = None;
-        let mut stop = self.stop.clone();
-        loop {
-            let written = self.shared_state.written();
-            let stored = self.shared_state.cursor(&self.cursor_name); // none while the ledger is not open
-            let delay = match stored {
-                Some(stored) if followed != Some(written) => {
-                    self.cursor = self.cursor.max(stored);
-                    let step = tokio::select! {
-                        step = self.step() => step,
-                        _ = stop.wait_for(|stop| *stop) => return,
-                    };
-                    match step {
-                        Ok(ReportStep::Written) => {
-                            self.mark_healthy();
-                            Duration::ZERO
-                        }
-                        Ok(ReportStep::UpToDate) => {
-                            followed = Some(written);
-                            self.ledger_health.recovered();
-                            self.shared_state.report_stats.mark_idle(self.target.kind());
-                            POLL_INTERVAL
-                        }
-                        Err(ReportError::Target(reason)) => self.mark_failing(&reason),
-                        Err(ReportError::Ledger(error)) => {
-                            if self.ledger_health.failed(Timestamp::now()) {
-                                let error: &dyn std::error::Error = &error;
-                                tracing::warn!(error, "reading runs for their reports failed; retrying");
-                            }
-                            BACKOFF.1
-                        }
-                    }
+impl Sink for ReportSink {
+    type Batch = SettledReport;
+
+    fn reader(&self) -> impl FnOnce(&StoreReader, u64) -> ReadBatch<SettledReport> + Send + 'static {
+        let (shared_state, kind) = (Arc::clone(&self.shared_state), self.target.kind());
+        move |store, cursor| {
+            let run = store.next_settled_run(cursor)?;
+            shared_state.report_stats.set_pending(kind, store.count_runs_after(cursor)?);
+            run.map(|run| Ok((run.id, SettledReport::read(store, run)?))).transpose()
+        }
+    }
+
+    async fn write(&mut self, report: SettledReport) -> WriteOutcome {
+        let (stats, kind, id) = (&self.shared_state.report_stats, self.target.kind(), report.run.id);
+        let Some((folder, files)) = self.files(report) else {
+            tracing::error!(id, "the record of a run is unreadable: it gets no report");
+            stats.count_lost(kind, 1);
+            return WriteOutcome::All;
+        };
+        stats.begin(kind);
+        match self.target.write(&folder, files).await {
+            Ok(()) => {
+                stats.count_written(kind);
+                self.backoff.reset();
+                if self.health.recovered() {
+                    tracing::info!(target = self.target.place(), "reports of runs are written again");
                 }
-                _ => POLL_INTERVAL,
-            };
-            if tokio::time::timeout(delay, stop.wait_for(|stop| *stop)).await.is_ok() {
-                return;
+                WriteOutcome::All
+            }
+            Err(reason) => {
+                stats.mark_failing(kind);
+                let (target, delay) = (self.target.place(), self.backoff.delay());
+                tracing::debug!(target, reason, ?delay, "attempt to write a report failed; retrying");
+                if self.health.failed(Timestamp::now()) {
+                    tracing::warn!(target, reason, "writing the report of a run failed; retrying");
+                }
+                WriteOutcome::Retry(delay)
             }
         }
     }
 
-    /// Writes the report of the next run.
-    ///
-    /// # Errors
-    /// See [`ReportError`].
-    async fn step(&mut self) -> Result<ReportStep, ReportError> {
-        let (stats, kind) = (&self.shared_state.report_stats, self.target.kind());
-        let next =
-            self.read(|store, cursor| Ok((store.next_settled_run(cursor)?, store.count_runs_after(cursor)?)));
-        let (run, pending) = next?;
-        stats.set_pending(kind, pending);
-        let Some(SettledRun { id, record, same_ids, is_corrected }) = run else {
-            return Ok(ReportStep::UpToDate);
-        };
-        let files = match &record {
-            Some(run) => self.files(id, run, is_corrected)?,
+    fn up_to_date(&mut self) {
+        self.shared_state.report_stats.mark_idle(self.target.kind());
+    }
+}
+
+impl SettledReport {
+    /// Reads why a run ended. The record of one for which that panics, which is a bug, counts as unreadable.
+    fn read(store: &StoreReader, mut run: SettledRun) -> Result<Self, StoreError> {
+        let id = run.id;
+        let explain = |record: &RunRecord| exit_verdict(id, record, AT_NO_TIME, |query| store.events(query));
+        let verdict = run.record.as_ref().map(|record| catch_unwind(AssertUnwindSafe(|| explain(record))));
+        let verdict = match verdict {
+            Some(Ok(verdict)) => verdict?,
+            Some(Err(_)) => {
+                run.record = None;
+                None
+            }
             None => None,
         };
-        if let (Some(run), Some(files)) = (record, files) {
-            stats.begin(kind);
-            self.target.write(&folder_name(&run, same_ids), files).await.map_err(ReportError::Target)?;
-            self.shared_state.report_stats.count_written(kind);
-        } else {
-            tracing::error!(id, "the record of a run is unreadable: it gets no report");
-            self.shared_state.report_stats.count_lost(kind, 1);
-        }
-        self.cursor = id;
-        self.shared_state.acknowledge(&self.cursor_name, id);
-        self.shared_state.report_stats.set_pending(kind, pending.saturating_sub(1));
-        Ok(ReportStep::Written)
-    }
-
-    /// Returns the files of a report; `None` if they cannot be made, which is a bug and must not stop the others.
-    fn files(
-        &self,
-        id: u64,
-        run: &RunRecord,
-        is_corrected: bool,
-    ) -> Result<Option<Vec<ReportFile>>, StoreError> {
-        let make = || {
-            let verdict =
-                self.read(|store, _| exit_verdict(id, run, AT_NO_TIME, |query| store.events(query)))?;
-            let why = verdict.map(|verdict| render_all(&verdict));
-            Ok(bundle::files(run, &self.host, why, is_corrected).ok())
-        };
-        catch_unwind(AssertUnwindSafe(make)).unwrap_or(Ok(None))
-    }
-
-    fn read<T>(
-        &self,
-        read: impl FnOnce(&crate::ledger::store::StoreReader, u64) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        self.event_reader.read(|store| read(store, self.cursor))
-    }
-
-    /// Logs the first failure. Returns the delay before the next attempt.
-    fn mark_failing(&mut self, reason: &str) -> Duration {
-        self.shared_state.report_stats.mark_failing(self.target.kind());
-        if self.health.failed(Timestamp::now()) {
-            let target = self.target.place();
-            tracing::warn!(target, reason, "writing the report of a run failed; retrying");
-        }
-        self.backoff.delay()
-    }
-
-    fn mark_healthy(&mut self) {
-        self.backoff.reset();
-        self.ledger_health.recovered();
-        if self.health.recovered() {
-            tracing::info!(target = self.target.place(), "reports of runs are written again");
-        }
+        Ok(Self { run, verdict })
     }
 }
 

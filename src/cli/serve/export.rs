@@ -38,7 +38,6 @@ pub(super) fn start_exporter(
         shared_state,
         event_reader,
         cursor_name: otlp::cursor_name(settings),
-        acknowledged: 0.into(),
         resource: resource(&host, &settings.resource),
         origins: Origins { memledger: now, boot: boot * 1_000_000_000, ..Origins::default() },
         otlp_stats: Arc::default(),
