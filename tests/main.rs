@@ -6,6 +6,7 @@ mod control_socket;
 mod cri;
 mod daemon;
 mod dashboards;
+mod dead_sinks;
 mod deploy;
 mod docker;
 mod engine_sockets;

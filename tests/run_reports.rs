@@ -10,26 +10,28 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+pub(crate) use servers::KEYS;
+
 use crate::support::docker::unique;
 use crate::support::{Memledger, binary, eventually};
 
 /// A host of its own: runs, a ledger, and reports.
-struct Host {
+pub(crate) struct Host {
     folder: tempfile::TempDir,
     /// Flags of the target.
-    flags: Vec<String>,
+    pub(crate) flags: Vec<String>,
     /// Variables with the credentials.
     variables: Vec<String>,
 }
 
 impl Host {
-    fn new(flags: &[&str], variables: &[&str]) -> Self {
+    pub(crate) fn new(flags: &[&str], variables: &[&str]) -> Self {
         std::fs::write("/proc/self/oom_score_adj", "0").unwrap(); // in the guest it is that of its agent
         let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
         Self { folder: tempfile::tempdir().unwrap(), flags: owned(flags), variables: owned(variables) }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -37,7 +39,7 @@ impl Host {
         format!("--run.spool={}", self.path("spool").display())
     }
 
-    fn serve(&self, more: &[&str]) -> Memledger {
+    pub(crate) fn serve(&self, more: &[&str]) -> Memledger {
         let state = format!("--state.path={}", self.path("state").display());
         let spool = self.spool();
         let own = format!("--container.include=^mlt-{}-", std::process::id()); // not the cgroups of other tests
@@ -49,7 +51,7 @@ impl Host {
     }
 
     /// Runs a command to its end, as a run. Returns its name.
-    fn run(&self, flags: &[&str], command: &[&str]) -> String {
+    pub(crate) fn run(&self, flags: &[&str], command: &[&str]) -> String {
         let name = unique("report");
         let mut run = Command::new(binary());
         run.args(["run", &self.spool(), "--reporter.directory=", "--name", &name])
@@ -79,7 +81,7 @@ impl Host {
 }
 
 /// Returns a value of the target.
-fn value(memledger: &Memledger, family: &str, target: &str) -> Option<f64> {
+pub(crate) fn value(memledger: &Memledger, family: &str, target: &str) -> Option<f64> {
     memledger.metrics().get(family, &[("target", target)])
 }
 

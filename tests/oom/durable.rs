@@ -8,47 +8,13 @@ use memledger::ledger::store::FILE;
 use crate::support::oom::{
     DUPLICATES, EXITS, GAPS, HOST_KILLS, KILLS, Ledger, RESTARTS, Scene, UNATTRIBUTED,
 };
+use crate::support::tmpfs::Tmpfs;
 use crate::support::{Memledger, binary, run};
 
 const STORE_UP: &str = "memledger_store_up";
 
-/// A tmpfs in a directory of the scene, unmounted when dropped.
-struct Tmpfs(PathBuf);
-
-impl Tmpfs {
-    fn new(path: PathBuf, options: &str) -> Self {
-        std::fs::create_dir_all(&path).expect("a folder");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&path).status();
-        assert!(mounted.expect("mount runs").success());
-        Self(path)
-    }
-
-    fn remount(&self, mode: &str) {
-        let mounted = Command::new("mount").args(["-o", &format!("remount,{mode}")]).arg(&self.0).status();
-        assert!(mounted.expect("mount runs").success());
-    }
-
-    /// Fills the file system: the journal of each commit needs space.
-    fn fill(&self) {
-        let mut file =
-            std::fs::File::options().append(true).create(true).open(self.filler()).expect("a file");
-        let is_full = (0..1 << 20).any(|_| std::io::Write::write_all(&mut file, &[1; 1024]).is_err());
-        assert!(is_full, "the disk is not full");
-    }
-
-    fn filler(&self) -> PathBuf {
-        self.0.join("filler")
-    }
-
-    fn flag(&self) -> String {
-        format!("--state.path={}", self.0.display())
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
+fn state_flag(tmpfs: &Tmpfs) -> String {
+    format!("--state.path={}", tmpfs.path().display())
 }
 
 /// Waits for a warning or an error in the log that names the directory.
@@ -67,8 +33,8 @@ fn logs_problem(memledger: &Memledger, folder: &Path) {
 fn unwritable_state_directory_is_logged_and_ledger_stays_in_memory() {
     let Some(scene) = Scene::new("read-only") else { return };
     let tmpfs = Tmpfs::new(scene.path("ro"), "ro,size=1m");
-    let ledger = scene.start_memledger(&[&tmpfs.flag()]);
-    logs_problem(&ledger.memledger, &tmpfs.0);
+    let ledger = scene.start_memledger(&[&state_flag(&tmpfs)]);
+    logs_problem(&ledger.memledger, tmpfs.path());
     let container = scene.run("it", &[], &["eat"]);
     scene.wait_for_kills(1);
     ledger.settles(&container.name, 1, 0);
@@ -121,7 +87,7 @@ fn kills_on_disk(scene: &Scene, state: &str) -> usize {
 fn full_disk_loses_no_kill_and_is_written_when_there_is_space() {
     let Some(scene) = Scene::new("full") else { return };
     let tmpfs = Tmpfs::new(scene.path("small"), "size=16m");
-    let state = tmpfs.flag();
+    let state = state_flag(&tmpfs);
     let ledger = scene.start_memledger(&[&state]);
     let steps = ["seq=1:eat", "wait=/control/one", "seq=3:eat", "wait=/control/two", "seq=1:eat", "hold"];
     let container = scene.run("it", &[], &steps);
@@ -132,8 +98,8 @@ fn full_disk_loses_no_kill_and_is_written_when_there_is_space() {
     scene.wait_for_kills(4);
     ledger.settles(&container.name, 0, 4);
     store_is(&ledger, false);
-    logs_problem(&ledger.memledger, &tmpfs.0);
-    std::fs::remove_file(tmpfs.filler()).expect("space again");
+    logs_problem(&ledger.memledger, tmpfs.path());
+    tmpfs.make_space();
     // without another kill
     store_is(&ledger, true);
     scene.release("two");
@@ -151,10 +117,10 @@ fn full_disk_loses_no_kill_and_is_written_when_there_is_space() {
 fn full_disk_at_start_is_logged_and_ledger_stays_in_memory() {
     let Some(scene) = Scene::new("no-room") else { return };
     let tmpfs = Tmpfs::new(scene.path("tiny"), "size=1m");
-    let filled = std::fs::write(tmpfs.0.join("filler"), vec![1; 4 << 20]);
+    let filled = std::fs::write(tmpfs.filler(), vec![1; 4 << 20]);
     assert!(filled.is_err(), "the disk is full");
-    let ledger = scene.start_memledger(&[&tmpfs.flag()]);
-    logs_problem(&ledger.memledger, &tmpfs.0);
+    let ledger = scene.start_memledger(&[&state_flag(&tmpfs)]);
+    logs_problem(&ledger.memledger, tmpfs.path());
     store_is(&ledger, false);
     let container = scene.run("it", &[], &["eat"]);
     scene.wait_for_kills(1);
@@ -170,7 +136,7 @@ fn host_kills(ledger: &Ledger) -> f64 {
 fn read_only_directory_keeps_counts_over_restarts() {
     let Some(scene) = Scene::new("ro-history") else { return };
     let tmpfs = Tmpfs::new(scene.path("ro-history"), "size=16m");
-    let state = tmpfs.flag();
+    let state = state_flag(&tmpfs);
     let ledger = scene.start_memledger(&[&state]);
     let steps = ["seq=1:eat", "wait=/control/one", "seq=1:eat", "wait=/control/two", "seq=1:eat", "hold"];
     let container = scene.run("it", &[], &steps);
@@ -180,7 +146,7 @@ fn read_only_directory_keeps_counts_over_restarts() {
     tmpfs.remount("ro");
     let ledger = scene.start_memledger(&[&state]);
     store_is(&ledger, false);
-    logs_problem(&ledger.memledger, &tmpfs.0);
+    logs_problem(&ledger.memledger, tmpfs.path());
     ledger.settles(&container.name, 0, 1);
     scene.release("one");
     scene.wait_for_kills(2);
@@ -204,7 +170,7 @@ fn read_only_directory_keeps_counts_over_restarts() {
 fn full_disk_at_start_keeps_counts_and_is_written_when_there_is_space() {
     let Some(scene) = Scene::new("full-history") else { return };
     let tmpfs = Tmpfs::new(scene.path("full-history"), "size=16m");
-    let state = tmpfs.flag();
+    let state = state_flag(&tmpfs);
     let ledger = scene.start_memledger(&[&state]);
     let steps = ["seq=1:eat", "wait=/control/one", "seq=1:eat", "wait=/control/two", "seq=1:eat", "hold"];
     let container = scene.run("it", &[], &steps);
@@ -221,7 +187,7 @@ fn full_disk_at_start_keeps_counts_and_is_written_when_there_is_space() {
     scene.release("one");
     scene.wait_for_kills(2);
     ledger.settles(&container.name, 0, 2);
-    std::fs::remove_file(tmpfs.filler()).expect("space again");
+    tmpfs.make_space();
     store_is(&ledger, true);
     scene.release("two");
     scene.wait_for_kills(3);

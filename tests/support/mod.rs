@@ -17,6 +17,7 @@ pub mod podman;
 pub mod processes;
 pub mod python;
 pub mod recorded;
+pub mod tmpfs;
 
 use std::fs::File;
 use std::io::Read;
