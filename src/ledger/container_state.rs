@@ -10,18 +10,17 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::interval::{CLOCK_TOLERANCE, Interval};
-use super::run::{MAX_START_EVENT_DELAY, Run, START_TOLERANCE};
+use super::run::Run;
 use crate::clock::{ClockStep, Timestamp};
 use crate::discover::{ContainerId, PathClaim, RuntimeEvent};
 use crate::events::{ContainerRef, Identity, PriorUsage};
 use crate::lifecycle::{RunNumber, is_same_report};
 use crate::parse::kubernetes;
+use crate::ledger::timing::{MAX_START_EVENT_DELAY, START_TOLERANCE, STOP_REPORT_DELAY};
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage_history::roles;
 use crate::runs::{RunFigures, RunRecord};
 
-/// The runtime reports the end of a stop within this many seconds after the exit.
-const STOP_REPORT_DELAY: f64 = 2.0;
 /// Maximum number of stop requests that are kept per run.
 const MAX_STOP_REQUESTS: usize = 8;
 /// Maximum number of ended runs that are kept per container once nothing of them is undecided, for late kills.

@@ -14,12 +14,13 @@ use std::time::Duration;
 use super::container_state::{ContainerState, RunTransition};
 use super::exchange::CycleReport;
 use super::interval::Interval;
-use super::run::{Run, START_TOLERANCE};
+use super::run::Run;
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
 use crate::discover::{Container, ContainerId, EventKind, Identity, PathClaim, RuntimeEvent, run};
 use crate::events::{MemoryHolder, OUTSIDE_CONTAINERS, PriorUsage};
 use crate::lifecycle::RunNumber;
+use crate::ledger::timing::START_TOLERANCE;
 use crate::runs::usage::ContainerUsage;
 
 /// A container that is listed this many seconds after its assumed exit has not exited.

@@ -9,26 +9,17 @@ use super::interval::{CLOCK_TOLERANCE, Interval};
 use crate::clock::{ClockStep, Timestamp};
 use crate::events::{OomScope, UsageSample};
 use crate::lifecycle::RunNumber;
+use crate::ledger::timing::{
+    LISTED_AFTER_KILL, MAX_END_EVENT_DELAY, MAX_START_EVENT_DELAY, START_TOLERANCE, STOP_REQUEST_WINDOW,
+    USAGE_KEPT,
+};
 use crate::runs::RunFigures;
 use crate::runs::hit_limit::HitLimit;
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
 use crate::runs::usage_history::History;
 
-/// Largest difference between two reports of the same start, in seconds.
-pub const START_TOLERANCE: f64 = 1.0;
-/// The runtime's event of a start comes at most this many seconds after the time that it reports of it, and after its first process
-/// began, which can be killed meanwhile.
-pub const MAX_START_EVENT_DELAY: f64 = 5.0;
-/// An engine that works reports an end at most this many seconds after the last process is gone.
-const MAX_END_EVENT_DELAY: f64 = 10.0;
-/// A killed process may be listed for this many seconds, until its memory is released.
-const LISTED_AFTER_KILL: f64 = 2.0;
-/// For how many seconds processes and memory are kept: a kill may get its owner that long after it.
-const USAGE_KEPT: f64 = 2.0;
 /// With a short sampling interval at most this many are kept from step to step.
 const MAX_USAGES: usize = 8;
-/// How many seconds before an exit a stop request still explains it.
-pub const STOP_REQUEST_WINDOW: f64 = 600.0;
 /// Exit status of a process that was ended by SIGKILL.
 pub const SIGKILL_STATUS: i64 = 137;
 

@@ -28,12 +28,12 @@ use crate::events::{
 use crate::host::Dir;
 use crate::ledger::interval::LogClock;
 use crate::ledger::reconcile::ObservedRecord;
-use crate::ledger::run::{MAX_START_EVENT_DELAY, START_TOLERANCE};
 use crate::ledger::service::log_backends;
 use crate::ledger::sources::cgroup_oom_events::CgroupCounters;
 use crate::ledger::sources::kernel_log::KernelLog;
 use crate::ledger::sources::vmstat_oom::OomCounter;
 use crate::ledger::store::Query;
+use crate::ledger::timing::{MAX_START_EVENT_DELAY, START_TOLERANCE};
 use crate::ledger::victim_probe::VictimProbe;
 use crate::parse::kernel_log::kills::KillAssembler;
 use crate::parse::keyed;

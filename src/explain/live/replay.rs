@@ -14,9 +14,10 @@ use crate::discover::{ContainerId, EventKind, RuntimeEvent};
 use crate::events::{ContainerRef, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope, Victim};
 use crate::ledger::interval::{Interval, MAX_DRIFT, Written};
 use crate::ledger::reconcile::{ObservedRecord, Reconciler, ReconcilerConfig};
-use crate::ledger::run::{SIGKILL_STATUS, STOP_REQUEST_WINDOW};
+use crate::ledger::run::SIGKILL_STATUS;
 use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::store::LedgerState;
+use crate::ledger::timing::STOP_REQUEST_WINDOW;
 use crate::parse::kernel_log::kills::KillRecord;
 
 /// Seconds between two steps while something is pending.

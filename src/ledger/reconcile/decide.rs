@@ -17,7 +17,8 @@ use crate::events::{
 };
 use crate::ledger::container_state::End;
 use crate::ledger::interval::{CLOCK_TOLERANCE, Interval, LOG_DELAY};
-use crate::ledger::run::{PossibleEnd, Run, SIGKILL_STATUS, STOP_REQUEST_WINDOW};
+use crate::ledger::run::{PossibleEnd, Run, SIGKILL_STATUS};
+use crate::ledger::timing::STOP_REQUEST_WINDOW;
 use crate::ledger::totals::Total;
 use crate::lifecycle::RunId;
 use crate::runs::hit_limit::HitLimit;
