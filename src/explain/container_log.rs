@@ -1,17 +1,15 @@
 //! What an error in a container's log adds to a verdict. A log proves what its program wants: nothing here is certain.
 
 use super::text::{bytes, time};
-use super::verdict::{OWN_ERROR, SIGKILL_STATUS};
+use super::verdict::OWN_ERROR;
 use super::{Cause, Confidence, Verdict, is_cuda_oom};
 use crate::container_logs::tail::LoggedError;
 use crate::events::{CudaOom, Evidence, ExitReason, LedgerEvent};
+use crate::ledger::run::SIGKILL_STATUS;
+use crate::ledger::timing::{LOG_TOLERANCE, MAX_LOGGED_AGE};
 use crate::ledger::totals::CudaOomSource;
 use crate::parse::log_error::LogError;
 
-/// A runtime reports starts and ends later than a program writes, by so many seconds at most.
-const TOLERANCE: f64 = 5.0;
-/// An error so many seconds before an end is no cause of it.
-const MAX_AGE: f64 = 600.0;
 /// Characters of a line that are kept.
 const MAX_LINE_CHARS: usize = 300;
 
@@ -28,8 +26,8 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, contai
         && exit.exit_code != Some(SIGKILL_STATUS)
         && exit.may_be.is_empty();
     // of this run, and not of one before
-    let is_of_run = exit.subject.started.is_none_or(|started| found.at >= started - TOLERANCE)
-        && (-TOLERANCE..=MAX_AGE).contains(&(exit.at - found.at));
+    let is_of_run = exit.subject.started.is_none_or(|started| found.at >= started - LOG_TOLERANCE)
+        && (-LOG_TOLERANCE..=MAX_LOGGED_AGE).contains(&(exit.at - found.at));
     if !is_open || !is_of_run {
         return;
     }
@@ -83,8 +81,8 @@ pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
     if verdict.at.is_none() {
         return add_error_without_end(verdict, found, started, line);
     }
-    let is_near = verdict.at.is_some_and(|at| (-TOLERANCE..=MAX_AGE).contains(&(at - found.at)));
-    if !is_near || started.is_some_and(|started| found.at < started - TOLERANCE) {
+    let is_near = verdict.at.is_some_and(|at| (-LOG_TOLERANCE..=MAX_LOGGED_AGE).contains(&(at - found.at)));
+    if !is_near || started.is_some_and(|started| found.at < started - LOG_TOLERANCE) {
         verdict.also.push(format!(
             "The last out-of-memory error in its log is of {}, not of this end: {line:?}",
             time(found.at)
@@ -114,7 +112,7 @@ pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
 /// Adds an error in the log of a container that runs, or of whose end nothing is known.
 fn add_error_without_end(verdict: &mut Verdict, found: &LoggedError, started: Option<f64>, line: String) {
     let at = time(found.at);
-    if started.is_some_and(|started| found.at < started - TOLERANCE) {
+    if started.is_some_and(|started| found.at < started - LOG_TOLERANCE) {
         verdict
             .also
             .push(format!("The last out-of-memory error in its log is of {at}, before its start: {line:?}"));

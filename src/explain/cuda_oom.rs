@@ -3,6 +3,7 @@
 use super::text::{bytes, lasted, name, printable, time, torch_size};
 use super::{Cause, Confidence, RunSummary};
 use crate::events::{CudaOom, Evidence, Exit, GpuHolder, OwnGpuProcess};
+use crate::ledger::timing::{CUDA_OOM_WINDOW, MAX_UNCAUGHT_AGE};
 use crate::ledger::totals::CudaOomSource;
 use crate::runs::leak::growth_text;
 use crate::runs::setting_names::KnownSetting;
@@ -12,10 +13,6 @@ use crate::runs::{allocator, setting_number};
 const MAX_HOLDERS: usize = 4;
 /// Others that hold less of the GPU than this share are not named: each program on it needs some memory.
 const MIN_OTHERS: f64 = 0.05;
-/// An uncaught error this many seconds before the exit ended the program; an earlier one may have ended another process of it.
-const CERTAIN_WINDOW: f64 = 5.0;
-/// One still earlier did not, however long the process saved its state.
-const MAX_UNCAUGHT_AGE: f64 = 900.0;
 /// Words in the name of an operation of which no gradients are needed.
 const VALIDATION: [&str; 6] = ["val", "valid", "validate", "validation", "eval", "evaluation"];
 
@@ -60,7 +57,7 @@ pub(super) fn verdict(exit: &Exit, run: &RunSummary<'_>, ended: &str) -> (Cause,
     };
     let later = exit.at - oom.at;
     let before = if later < 1.0 { "right after".to_owned() } else { format!("{} after", lasted(later)) };
-    let is_certain = oom.uncaught == Some(true) && later < CERTAIN_WINDOW;
+    let is_certain = oom.uncaught == Some(true) && later < CUDA_OOM_WINDOW;
     let (cause, why) = proven(oom);
     let confidence = if is_certain { Confidence::Certain } else { Confidence::Likely };
     (cause, confidence, format!("{ended}, {before} a CUDA out-of-memory error: {}.{why}", attempt(oom)))

@@ -37,6 +37,7 @@ use crate::events::{
     PriorUsage, UsageSample, Victim,
 };
 use crate::ledger::store::Query;
+use crate::ledger::timing::{CAUSE_WINDOW, EXIT_WINDOW, MIN_PAUSE};
 use crate::runs::RunRecord;
 pub use answer::WhyDocument;
 pub use container_log::{add_cuda_error, add_logged_error, remove_log_advice};
@@ -44,14 +45,6 @@ use live::CurrentUsage;
 pub use log_file::{LoggedKill, LoggedKills};
 pub use text::{lasted, printable, roles, short_ids, time, torch_size};
 pub use verdict::is_cuda_oom;
-
-/// A kill so many seconds before an end with an error may be its cause.
-const CAUSE_WINDOW: f64 = 300.0;
-/// Events of one run may be so many seconds out of order.
-const EXIT_WINDOW: f64 = 5.0;
-
-/// Runs with a shorter pause between them, in seconds, are confused by clocks and delays.
-const MIN_PAUSE: f64 = 2.0;
 
 /// Maximum number of names that are listed.
 const MAX_LISTED_NAMES: usize = 10;

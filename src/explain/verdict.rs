@@ -8,6 +8,8 @@ use super::{
     run_words,
 };
 use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
+use crate::ledger::run::SIGKILL_STATUS;
+use crate::ledger::timing::{GROUP_WINDOW, RECORD_DELAY};
 use crate::parse::container_id;
 use crate::parse::kernel_log::NoKill;
 use crate::runs::hit_limit::LimitPosition;
@@ -20,18 +22,12 @@ const SIGBUS: i64 = 7;
 const WITHOUT_CGROUP: &str = "It had no cgroup, or that was gone before its counters were read: an OOM kill of one of its children is listed as one of the host (`memledger events`).";
 /// What is said of an end with an error where no other cause is known.
 pub(super) const OWN_ERROR: &str = ": its own error.";
-/// A kill is logged at most so many seconds after it, where the console is not slow.
-const RECORD_DELAY: f64 = 0.5;
-/// Kills of one `memory.oom.group` are that close in time.
-const GROUP_SECONDS: f64 = 3.0;
 /// Names of processes that are listed.
 const MAX_NAMED: usize = 5;
 pub(super) const SIGKILL: i32 = 9;
 pub(super) const SIGTERM: i32 = 15;
 /// A time in a log from elsewhere that is at least this many seconds is a Unix time, and none since the host's start.
 const MIN_UNIX_SECONDS: f64 = 1e9;
-/// Exit code after SIGKILL.
-pub(super) const SIGKILL_STATUS: i64 = 137;
 
 /// Returns true if at least half of the unreclaimable memory was shared memory.
 fn mostly_shared<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> bool {
@@ -257,7 +253,7 @@ fn chosen<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> &'a Kill {
 
 /// Returns whether a kill was of the same cgroup and moment as another one.
 fn is_killed_with(kill: &Kill, first: &Kill) -> bool {
-    !kill.group.is_empty() && kill.group == first.group && (kill.at - first.at).abs() < GROUP_SECONDS
+    !kill.group.is_empty() && kill.group == first.group && (kill.at - first.at).abs() < GROUP_WINDOW
 }
 
 /// Returns the verdict on an OOM that ended without a kill.

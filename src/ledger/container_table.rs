@@ -19,26 +19,15 @@ use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
 use crate::discover::{Container, ContainerId, EventKind, Identity, PathClaim, RuntimeEvent, run};
 use crate::events::{MemoryHolder, OUTSIDE_CONTAINERS, PriorUsage};
+use crate::ledger::timing::{
+    EXIT_EVENT_TIMEOUT, LISTING_DELAY, NAME_TIMEOUT, NO_RUNTIME_TIMEOUT, RECONNECT_TIMEOUT, REOPEN_AFTER,
+    RUN_DECIDED_AFTER, START_TOLERANCE,
+};
 use crate::lifecycle::RunNumber;
-use crate::ledger::timing::START_TOLERANCE;
 use crate::runs::usage::ContainerUsage;
 
-/// A container that is listed this many seconds after its assumed exit has not exited.
-const REOPEN_AFTER: f64 = 10.0;
-/// How long to wait for the runtime's exit event of a container that has no processes any more.
-const EXIT_EVENT_TIMEOUT: Duration = Duration::from_secs(15);
-/// The same while the runtime is disconnected: it may reconnect and report the exit.
-const RECONNECT_TIMEOUT: Duration = Duration::from_secs(600);
-/// The same for containers without a runtime.
-const NO_RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
-/// A container that began so many seconds ago may not be listed yet.
-const LISTING_DELAY: f64 = 1.0;
-/// A runtime names its containers within this many seconds.
-const NAME_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between writes of the figures of running containers: a crash of memledger loses at most that.
 const FIGURES_INTERVAL: Duration = Duration::from_secs(60);
-/// How long after the next run was noticed an ended run is kept at least: its kills are decided by then.
-const RUN_DECIDED_AFTER: Duration = Duration::from_secs(15);
 /// Number of cycles whose memory of the host is kept: a kill may get its owner that long after it.
 const MAX_HOST_MEMORY: usize = 64;
 /// Maximum number of holders of the host's memory in an event.

@@ -10,15 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::{ClockStep, Timestamp};
 use crate::ledger::sources::kernel_log::LogEntry;
+use crate::ledger::timing::{CLOCK_TOLERANCE, MAX_DRIFT};
 use crate::parse::kernel_log::Line;
-
-/// Largest difference between two clocks of the host at the same moment, in seconds: between a stamp of the kernel and
-/// one of the runtime.
-pub const CLOCK_TOLERANCE: f64 = 0.02;
-/// The kernel kills and counts a process at most this many seconds before it logs that.
-pub const LOG_DELAY: f64 = 0.2;
-/// Largest drift of the kernel log's clock, as a share of the elapsed time.
-pub const MAX_DRIFT: f64 = 1e-4;
 
 /// A span of Unix time, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::interval::{CLOCK_TOLERANCE, Interval};
+use super::interval::Interval;
 use crate::clock::{ClockStep, Timestamp};
 use crate::events::{OomScope, UsageSample};
-use crate::lifecycle::RunNumber;
 use crate::ledger::timing::{
-    LISTED_AFTER_KILL, MAX_END_EVENT_DELAY, MAX_START_EVENT_DELAY, START_TOLERANCE, STOP_REQUEST_WINDOW,
-    USAGE_KEPT,
+    CLOCK_TOLERANCE, LISTED_AFTER_KILL, MAX_END_EVENT_DELAY, MAX_START_EVENT_DELAY, START_TOLERANCE,
+    STOP_REQUEST_WINDOW, USAGE_KEPT,
 };
+use crate::lifecycle::RunNumber;
 use crate::runs::RunFigures;
 use crate::runs::hit_limit::HitLimit;
 use crate::runs::usage::{ContainerUsage, ProcessUsage};

@@ -15,14 +15,12 @@ use crate::discover::{CgroupMaker, CgroupOwners, ContainerId, Hierarchy, Version
 use crate::host::process::read_stat;
 use crate::host::{Dir, HostPaths};
 use crate::ledger::sources::cgroup_namespace::CgroupNamespace;
+use crate::ledger::timing::START_RESOLUTION;
 use crate::parse::container_id;
 use crate::parse::kernel_log::Killed;
 use crate::parse::kernel_log::kills::KillRecord;
 use crate::parse::kernel_log::report::OomReport;
 use crate::parse::process::cgroup_path;
-
-/// The start time of a process is exact to a second, because the time of the boot is.
-const START_RESOLUTION: f64 = 1.0;
 
 /// Reads the data of victims.
 #[derive(Debug)]

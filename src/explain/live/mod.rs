@@ -33,7 +33,9 @@ use crate::ledger::sources::cgroup_oom_events::CgroupCounters;
 use crate::ledger::sources::kernel_log::KernelLog;
 use crate::ledger::sources::vmstat_oom::OomCounter;
 use crate::ledger::store::Query;
-use crate::ledger::timing::{MAX_START_EVENT_DELAY, START_TOLERANCE};
+use crate::ledger::timing::{
+    DECIDED_AFTER, GAP_TOLERANCE, MAX_DISAGREEMENT, MAX_START_EVENT_DELAY, SAME_EXIT, START_TOLERANCE,
+};
 use crate::ledger::victim_probe::VictimProbe;
 use crate::parse::kernel_log::kills::KillAssembler;
 use crate::parse::keyed;
@@ -45,14 +47,6 @@ use replay::Replay;
 const FULL_DIVISOR: u64 = 50;
 /// A container whose tasks wait for less of the time runs.
 const MIN_STALLED_PERCENT: f32 = 30.0;
-/// An exit is the same as one of the ledger if their times differ by less, in seconds.
-const SAME_EXIT: f64 = 2.0;
-/// A kill without a record happened within its interval, by other clocks, in seconds.
-const GAP_TOLERANCE: f64 = 2.0;
-/// A running memledger has decided an event after so many seconds: a victim may take two minutes until it is gone.
-const DECIDED_AFTER: f64 = 150.0;
-/// A ledger and the host give the same event times that differ by so many seconds at most: clocks drift and are set.
-const MAX_DISAGREEMENT: f64 = 600.0;
 
 /// What the host still knows.
 #[derive(Debug, Default)]

@@ -8,28 +8,22 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{SAME_EXIT, event_id};
+use super::event_id;
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, EventKind, RuntimeEvent};
 use crate::events::{ContainerRef, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope, Victim};
-use crate::ledger::interval::{Interval, MAX_DRIFT, Written};
+use crate::ledger::interval::{Interval, Written};
 use crate::ledger::reconcile::{ObservedRecord, Reconciler, ReconcilerConfig};
 use crate::ledger::run::SIGKILL_STATUS;
 use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::store::LedgerState;
-use crate::ledger::timing::STOP_REQUEST_WINDOW;
+use crate::ledger::timing::{
+    DRIFT_TOLERANCE, EXIT_DELAY, EXIT_WINDOW, MAX_DRIFT, SAME_EXIT, SETTLED_AFTER, STOP_REQUEST_WINDOW,
+};
 use crate::parse::kernel_log::kills::KillRecord;
 
 /// Seconds between two steps while something is pending.
 const STEP: f64 = 0.25;
-/// So many seconds after the last evidence everything is settled.
-pub const SETTLED_AFTER: f64 = 30.0;
-/// The kernel's record of a kill that ends a container is this many seconds older than the exit at most.
-const EXIT_WINDOW: f64 = 5.0;
-/// An exit follows its kill within this many seconds: its memory is released first. More shows that the clocks differ.
-const EXIT_DELAY: f64 = 2.0;
-/// A line whose drift is corrected was written at most so many seconds before or after that time.
-const DRIFT_TOLERANCE: f64 = 1.0;
 /// Maximum number of drifts that are tried.
 const MAX_CANDIDATES: usize = 1_000;
 

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use crate::clock::{ClockStep, Timestamp};
 use crate::discover::ContainerId;
-use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
+use crate::ledger::interval::Interval;
 use crate::ledger::sources::cgroup_oom_events::CounterReading;
+use crate::ledger::timing::CLOCK_TOLERANCE;
 
 #[derive(Debug)]
 struct Counter {

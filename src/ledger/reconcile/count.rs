@@ -7,17 +7,15 @@
 //! The owners of the victims are decided in [`owner`](super::owner).
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
-use crate::ledger::interval::{Interval, LOG_DELAY, LogClock};
+use crate::ledger::interval::{Interval, LogClock};
 use crate::ledger::sources::kernel_log::LogPosition;
+use crate::ledger::timing::{LOG_DELAY, RECORD_TIMEOUT};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 
-/// How long a record may be missing before it counts as lost. The kernel increments the counter before it logs.
-const RECORD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Number of recent records that are kept to ignore repeated ones.
 const MAX_SEEN_RECORDS: usize = 1_024;
 

@@ -11,12 +11,11 @@ use crate::discover::ContainerId;
 use crate::events::{ContainerRef, CudaOom, GpuHolder, HeldGrowth, LedgerEvent, OwnGpuProcess};
 use crate::host::process::ProcessId;
 use crate::ledger::exchange::{GpuProcessUse, GpuUse, GpuUser};
+use crate::ledger::timing::{MAX_EARLIER_AGE, MAX_RECENT_AGE, UNCAUGHT_TIMEOUT};
 use crate::ledger::totals::CudaOomSource;
 use crate::reporter::message::normalized_uuid;
 use crate::reporter::ooms::ReportedOom;
 
-/// How long to wait for the message that the process ended by an error. It unwinds before, and may save its state.
-const UNCAUGHT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of holders of an event.
 const MAX_HOLDERS: usize = 5;
 /// Maximum number of settled errors that a later message can still mark: a process may save its state for long before it ends.
@@ -24,14 +23,10 @@ const MAX_SETTLED: usize = 256;
 /// Time between two earlier readings of the GPUs, and their number.
 const EARLIER_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_EARLIER: usize = 6;
-/// Maximum age of the readings that are kept: on a busy host the message of an error is read late.
-const MAX_RECENT_AGE: Duration = Duration::from_secs(10);
 /// Maximum number of these readings.
 const MAX_RECENT: usize = 64;
 /// Maximum number of processes and holders in these readings.
 const MAX_RECENT_USES: usize = 16_384;
-/// Older readings say nothing about the minutes before an error.
-const MAX_EARLIER_AGE: Duration = Duration::from_secs(360);
 
 /// An error of which it may still be reported that the process ended by it.
 #[derive(Clone, Debug)]

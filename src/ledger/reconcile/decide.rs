@@ -9,55 +9,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Reconciler;
-use super::owner::{ATTRIBUTION_TIMEOUT, PendingKill, RUNTIME_EVENT_TIMEOUT};
+use super::owner::PendingKill;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
 use crate::events::{
     ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope, Victim,
 };
 use crate::ledger::container_state::End;
-use crate::ledger::interval::{CLOCK_TOLERANCE, Interval, LOG_DELAY};
+use crate::ledger::interval::Interval;
 use crate::ledger::run::{PossibleEnd, Run, SIGKILL_STATUS};
-use crate::ledger::timing::STOP_REQUEST_WINDOW;
+use crate::ledger::timing::{
+    ATTRIBUTION_TIMEOUT, CAUSE_WINDOW, CLOCK_TOLERANCE, CUDA_OOM_WINDOW, EVIDENCE_TIMEOUT,
+    EXIT_EVENT_TIMEOUT, EXIT_TIMEOUT, EXIT_WINDOW, KILL_TO_EXIT, LAST_REPORTS_TIMEOUT, LOG_DELAY,
+    LOG_OOM_WINDOW, LOG_TIMEOUT, MAIN_EXIT_TIMEOUT, MAX_TEARDOWN, REQUEST_REPLY_TIMEOUT,
+    RUNTIME_EVENT_TIMEOUT, STOP_REQUEST_WINDOW, STOP_TIMEOUT, UNCAUGHT_OOM_WINDOW,
+};
 use crate::ledger::totals::Total;
 use crate::lifecycle::RunId;
 use crate::runs::hit_limit::HitLimit;
 use crate::runs::{RunFigures, RunRecord};
 
-/// A container whose first process exits with SIGKILL's status within this many seconds after a victim was gone was ended by that kill.
-pub const EXIT_WINDOW: f64 = 5.0;
-/// How long to wait for what Podman replies about a request, which its events lack.
-const REQUEST_REPLY_TIMEOUT: Duration = Duration::from_millis(1_200);
-/// How soon after a kill its container ends, where nothing delays it, in seconds.
-const KILL_TO_EXIT: f64 = 0.25;
-/// How long to wait for such an exit.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to wait for it if no process is left in the container.
-const LATE_EXIT_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a victim may take until it is gone: the kernel releases its memory, and the driver that of its GPUs.
-const MAX_TEARDOWN: Duration = Duration::from_secs(120);
-/// How long to wait for the runtime's exit event once the kill is known to have ended the container.
-const MAIN_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long to wait for an OOM kill. The kernel's record precedes the runtime's event; without the log, the counters
-/// need a moment.
-const EVIDENCE_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long an end with an error waits for its log. That of a run that no cycle saw is read from the next cycle on, which may be late on a
-/// busy machine.
-const LOG_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the end of a run waits for the last messages of its processes, which are read within some hundredths of a second.
-const LAST_REPORTS_TIMEOUT: Duration = Duration::from_secs(2);
-/// An exit at most this many seconds after a stop request that the program may handle is its answer: docker stop waits
-/// as long.
-const STOP_TIMEOUT: f64 = 10.0;
-/// A launcher ends within this many seconds after one of its processes ended by a CUDA out-of-memory error: it stops the others
-/// first.
-const UNCAUGHT_OOM_WINDOW: f64 = 120.0;
-/// A program that catches such an error and gives up ends within this many seconds.
-const CUDA_OOM_WINDOW: f64 = 5.0;
-/// The same for an error in the log, which does not say whether it was caught. A launcher needs some seconds to notice.
-const LOG_OOM_WINDOW: f64 = 15.0;
-/// A program may end with an error because of the kill of one of its processes so many seconds before.
-const CAUSE_WINDOW: f64 = 300.0;
 /// Maximum number of kills that may have ended a run, the newest.
 const MAX_MAY_BE: usize = 16;
 /// Signals that request an exit.
@@ -214,7 +185,7 @@ impl Reconciler {
         // after a restart, a container that was never seen running is not known
         let state = pending.container.as_ref().and_then(|id| self.containers.get(id));
         let run = state.zip(pending.run).and_then(|(state, number)| state.run(number));
-        if run.is_none() && age < LATE_EXIT_TIMEOUT {
+        if run.is_none() && age < EXIT_EVENT_TIMEOUT {
             return None;
         }
         let by_runtime = || Some(run?.pid? == pending.kill.pid?).filter(|_| self.config.host_pids);
@@ -231,7 +202,7 @@ impl Reconciler {
             return self.decide_victim_of_ended_run(pending, run, ended, first, age);
         }
         let is_empty = run.is_some_and(|run| self.emptied_after(run, pending.kill.at).is_some());
-        let timeout = if is_empty { LATE_EXIT_TIMEOUT } else { EXIT_TIMEOUT };
+        let timeout = if is_empty { EXIT_EVENT_TIMEOUT } else { EXIT_TIMEOUT };
         // the container exits when the victim is gone, and not when it is killed
         let is_over = |since: Timestamp| age >= timeout && now.since(since) >= timeout;
         let is_gone = pending.gone_since().is_some_and(is_over) || age >= MAX_TEARDOWN;

@@ -2,7 +2,6 @@
 //! again. Pure.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Reconciler;
 use super::owner::{Hints, PendingKill};
@@ -10,10 +9,9 @@ use crate::clock::Timestamp;
 use crate::discover::PathOwner;
 use crate::events::{Evidence, Kill, KillOwner, LedgerEvent, Victim};
 use crate::ledger::interval::Interval;
+use crate::ledger::timing::LATE_RECORD_TIMEOUT;
 use crate::ledger::totals::Total;
 
-/// How long a late record can still fill a gap.
-const LATE_RECORD_TIMEOUT: Duration = Duration::from_secs(600);
 /// Maximum number of settled gaps that a late record can fill; beyond that the oldest are dropped. Also the maximum number of pending
 /// kills to which gaps are added: further ones are counted as unattributed at once, without events of their own.
 const MAX_GAPS: usize = 4_096;

@@ -10,24 +10,17 @@ use std::time::Duration;
 
 use super::Reconciler;
 use super::cgroup_counters::Count;
-use super::decide::EXIT_WINDOW;
 use super::owner::PendingKill;
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, PathOwner};
 use crate::events::Evidence;
 use crate::ledger::container_state::ContainerState;
-use crate::ledger::interval::{CLOCK_TOLERANCE, Interval};
+use crate::ledger::interval::Interval;
 use crate::ledger::run::Run;
-
-/// After this, shortly before a kill becomes unattributed, the cgroups' counts are used for kills without a record even
-/// if there are fewer counts than kills.
-const FORCED_MATCH_AFTER: Duration = Duration::from_secs(9);
-/// The runtimes' OOM events are not used before this, because they may be incomplete.
-const RUNTIME_EVENT_DELAY: Duration = Duration::from_secs(2);
-/// The runtime reports an OOM at most this many seconds after it happened.
-const MAX_OOM_EVENT_DELAY: f64 = 1.5;
-/// An exit that is reported within this many seconds after the ledger's first start may belong to an earlier kill.
-const MAX_EXIT_DELAY: f64 = 1.0;
+use crate::ledger::timing::{
+    CLOCK_TOLERANCE, EXIT_WINDOW, FORCED_MATCH_AFTER, MAX_EXIT_DELAY, MAX_OOM_EVENT_DELAY,
+    RUNTIME_EVENT_DELAY,
+};
 
 /// A kill without an owner.
 #[derive(Clone, Debug, PartialEq)]

@@ -40,10 +40,11 @@ use crate::events::{GpuError, Kill, KillOwner, LedgerEvent};
 use crate::ledger::container_state::RunTransition;
 use crate::ledger::container_table::{ContainerTable, Renaming};
 use crate::ledger::exchange::CycleReport;
-use crate::ledger::interval::{Interval, LOG_DELAY, LogClock, Written};
+use crate::ledger::interval::{Interval, LogClock, Written};
 use crate::ledger::sources::cgroup_oom_events::CounterReading;
 use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::store::{LedgerState, StateKind, WriteBatch};
+use crate::ledger::timing::{COUNTER_TIMEOUT, LOG_DELAY, MAX_DISORDER, UNATTRIBUTED_KEPT};
 use crate::ledger::totals::{CudaOomSource, Total, Totals};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 use crate::runs::peaks::StoredPeaks;
@@ -58,22 +59,11 @@ use owner::{Hints, PendingKill};
 use reports::ReportLabels;
 pub use reports::complete as complete_report;
 
-/// Largest disorder of a runtime's events, in seconds.
-const MAX_DISORDER: f64 = 1.0;
-
-/// A cgroup's count that nothing explains is discarded after this.
-const COUNTER_TIMEOUT: Duration = Duration::from_secs(13);
-/// How long an unattributed kill may explain an exit that is reported later.
-const UNATTRIBUTED_KEPT: Duration = Duration::from_secs(3600);
 /// Maximum number of such kills.
 const MAX_UNATTRIBUTED: usize = 256;
 
-/// The cursor of sockets that have had no event: until when memledger ran, with [`MAX_EVENT_DELAY`].
+/// The cursor of sockets that have had no event: until when memledger ran, with [`MAX_EVENT_DELAY`](crate::ledger::timing::MAX_EVENT_DELAY).
 const ANY_SOCKET: &str = "*";
-/// A runtime reports an event this many seconds after it at most, as long as it is not overloaded.
-const MAX_EVENT_DELAY: f64 = 10.0;
-/// An event of a connected runtime arrives within this many seconds, also from a busy one.
-const MAX_LIVE_EVENT_DELAY: f64 = 60.0;
 
 /// Returns the name of the cursor of a socket of a runtime.
 fn cursor_name(runtime: &str, socket: &str) -> String {

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use super::{ANY_SOCKET, AccountingCheckpoint, MAX_EVENT_DELAY, MAX_LIVE_EVENT_DELAY, Reconciler};
+use super::{ANY_SOCKET, AccountingCheckpoint, Reconciler};
 use crate::clock::{MIN_CLOCK_STEP, Timestamp};
 use crate::events::{Identity, LedgerEvent};
 use crate::ledger::exchange::{ContainerFigures, LedgerFigures};
 use crate::ledger::store::StateKind;
+use crate::ledger::timing::{MAX_EVENT_DELAY, MAX_LIVE_EVENT_DELAY};
 use crate::ledger::totals::Total;
 
 /// Interval between removals of ended containers.

@@ -3,7 +3,7 @@
 //! The first sufficient evidence decides: the cgroup in the kernel's own record; /proc/PID/cgroup, read together with
 //! the record; the processes of the last cycles; the cgroup that was killed as a group; the cgroups' counters and the
 //! runtimes' OOM events ([`super::match_counters`]). A wrong attribution is worse than none: a kill that is undecided
-//! after [`ATTRIBUTION_TIMEOUT`] stays unattributed.
+//! after [`ATTRIBUTION_TIMEOUT`](crate::ledger::timing::ATTRIBUTION_TIMEOUT) stays unattributed.
 //!
 //! A kill belongs to a run, not just to a container: the one whose time overlaps that of the kill. Its start, limit and
 //! samples are those of the event.
@@ -21,18 +21,12 @@ use crate::events::{ContainerRef, Evidence, Identity, Kill, KillOwner, LedgerEve
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::run::Run;
+use crate::ledger::timing::{MAX_MISSED_DELAY, RUNTIME_EVENT_TIMEOUT};
 use crate::lifecycle::RunNumber;
 use crate::parse::kernel_log::OomContext;
 use crate::parse::kubernetes::{KubeletCgroup, kubelet_cgroup};
 use crate::parse::process::WorkerProgram;
 
-/// A kill without evidence becomes unattributed after this.
-pub const ATTRIBUTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait for the runtime to report a new container, or the run that a kill ended; after that a container
-/// without a name is labelled with its short id.
-pub const RUNTIME_EVENT_TIMEOUT: Duration = Duration::from_secs(3);
-/// A victim that a cycle does not see any more is taken for gone so many seconds after the last one that saw it, at most.
-const MAX_MISSED_DELAY: f64 = 5.0;
 /// Within this many seconds only one kill of a container is stored with its prior usage.
 const PRIOR_USAGE_INTERVAL: f64 = 60.0;
 

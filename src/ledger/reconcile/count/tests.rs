@@ -1,6 +1,7 @@
 use super::*;
 use crate::parse::kernel_log::Killed;
 use proptest::prelude::*;
+use std::time::Duration;
 
 fn killed(usec: u64, pid: u32) -> (LogPosition, KillRecord) {
     let killed = Killed { pid, ..Killed::default() };
