@@ -217,6 +217,23 @@ impl<const EVERY: u32> Cadence<EVERY> {
     }
 }
 
+/// Times of one report that was read, or stored and read again, differ by less than this, in seconds: the precision of a stored time.
+const SAME_REPORT: f64 = 1e-5;
+
+/// Returns whether two reported starts are of the same run, of one container and from one source.
+pub fn is_same_start(one: Option<f64>, other: Option<f64>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => is_same_report(one, other),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+/// Returns whether two times are from the same report: a source repeats its reports after a reconnection.
+pub fn is_same_report(one: f64, other: f64) -> bool {
+    (one - other).abs() < SAME_REPORT
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -163,7 +162,7 @@ pub fn compare(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode
         selected.extend(source.select(name, if wanted.len() == 1 { MAX_COMPARED } else { 1 })?);
     }
     let mut seen = BTreeSet::new();
-    selected.retain(|run| seen.insert((Arc::clone(&run.run), run.ended.map(f64::to_bits))));
+    selected.retain(|run| seen.insert(run.subject.run_id()));
     if selected.len() < 2 {
         let why = match wanted.len() {
             1 => format!(

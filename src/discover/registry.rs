@@ -20,7 +20,7 @@ use super::{
     Cgroup, CgroupOwners, ConnectionState, Container, ContainerId, ContainerRecord, Identity, Inventory,
     RuntimeState, Version, cri, run,
 };
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, is_same_start};
 use crate::config::Filter;
 use crate::host::process::ProcessId;
 use crate::host::{Dir, HostPaths, ReadError, in_pod};
@@ -371,7 +371,9 @@ fn same_run(earlier: &Container, later: &Container) -> bool {
         (None, None, Some(earlier), Some(later)) => earlier != later,
         _ => false,
     };
-    earlier.id == later.id && (earlier.started.is_none() || earlier.started == later.started) && !remade
+    earlier.id == later.id
+        && (earlier.started.is_none() || is_same_start(earlier.started, later.started))
+        && !remade
 }
 
 /// Returns the shown runs that ended, and those that started and ended between two cycles.

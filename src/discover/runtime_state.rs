@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use super::cri::pod_resources::Allocations;
 use super::{ContainerId, ContainerRecord, RuntimeEvent};
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, is_same_start};
 use crate::host::Waker;
 use crate::host::process::ProcessId;
 
@@ -187,8 +187,9 @@ impl RuntimeState {
             let before = state.running.insert(record.id.clone(), record.clone());
             state.generation += 1;
             // a record from the list alone has no start time, and is the same run
-            let another =
-                |before: &ContainerRecord| before.started.is_some() && before.started != record.started;
+            let another = |before: &ContainerRecord| {
+                before.started.is_some() && !is_same_start(before.started, record.started)
+            };
             if let Some(before) = before.filter(another) {
                 push_ended(&mut state.ended, before);
             }

@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use super::interval::Interval;
 use super::run::Run;
-use crate::clock::{ClockStep, Timestamp};
+use crate::clock::{ClockStep, Timestamp, is_same_report};
 use crate::discover::{ContainerId, PathClaim, RuntimeEvent};
 use crate::events::{ContainerRef, Identity, PriorUsage};
 use crate::ledger::timing::{CLOCK_TOLERANCE, MAX_START_EVENT_DELAY, START_TOLERANCE, STOP_REPORT_DELAY};
-use crate::lifecycle::{RunNumber, is_same_report};
+use crate::lifecycle::RunNumber;
 use crate::parse::kubernetes;
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage_history::roles;

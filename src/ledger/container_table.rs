@@ -90,17 +90,16 @@ fn is_left(container: &Container, usage: &ContainerUsage) -> bool {
 }
 
 impl ContainerTable {
-    /// Creates the table from the stored containers. `last_event_id`: the highest one in the ledger.
+    /// Creates the table from the stored containers. `last_number`: no run of a container that is forgotten has a higher one.
     pub fn new(
         filter: Filter,
         without_runtimes: bool,
         stored: impl Iterator<Item = (ContainerId, ContainerState)>,
-        last_event_id: u64,
+        last_number: RunNumber,
     ) -> Self {
         let states: HashMap<_, _> = stored.collect();
-        // each run that ended has an event, so their ids increase at least as fast
         let numbers = states.values().flat_map(ContainerState::all_runs).map(|run| run.number);
-        let next_run = 1 + numbers.fold(last_event_id, RunNumber::max);
+        let next_run = 1 + numbers.fold(last_number, RunNumber::max);
         let with_surplus = states.iter().filter(|(_, state): &(_, &ContainerState)| state.has_surplus_runs());
         let with_surplus_runs = with_surplus.map(|(id, _): (&ContainerId, _)| id.clone()).collect();
         Self { filter, without_runtimes, states, next_run, with_surplus_runs, ..Self::default() }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::run_id;
 use crate::attribute::gpu::{DeviceUsage, GpuAttribution};
 use crate::catalog::*;
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, is_same_start};
 use crate::collect::{Context, CycleData, container_memory::ContainerMemory};
 use crate::discover::{Container, ContainerId, Identity};
 use crate::events::ContainerRef;
@@ -249,7 +249,9 @@ impl RunPeaksTable {
         self.gpus =
             devices.map(|(number, (_, device))| (Arc::clone(device.identity.key()), number)).collect();
         for container in ended {
-            let same = |peaks: &RunPeaks| container.started.is_none() || peaks.started == container.started;
+            let same = |peaks: &RunPeaks| {
+                container.started.is_none() || is_same_start(peaks.started, container.started)
+            };
             let peaks = match self.running.get(&container.id) {
                 Some(peaks) if same(peaks) => self.running.remove(&container.id),
                 _ => None,

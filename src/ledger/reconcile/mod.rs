@@ -193,7 +193,8 @@ impl Reconciler {
                 config.filter.clone(),
                 config.without_runtimes,
                 containers,
-                contents.last_id,
+                // runs of which only events are left: each event of an end has a new id, so these are as high at least
+                contents.last_id.max(contents.last_run),
             ),
             counters: Counters::new(counters, explained_at, contents.is_new()),
             accounting: OomAccounting::new(account, &config.boot_id, since_usec),

@@ -19,6 +19,7 @@ use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::reconcile::{AccountingCheckpoint, PersistedKill};
 use crate::ledger::totals::{ContainerCounters, Total};
+use crate::lifecycle::RunNumber;
 use crate::runs::RunRecord;
 
 /// Maximum number of records of runs that wait for a full disk; beyond that the oldest are dropped.
@@ -199,6 +200,8 @@ pub struct LedgerState {
     pub unsettled: Vec<LedgerEvent>,
     /// The highest id that any event ever had, even if it was removed; 0 if there was none.
     pub last_id: u64,
+    /// The highest number of a run that has a record; 0 if there is none.
+    pub last_run: RunNumber,
     /// Ids of the newest unattributed kills, and when they happened: they may explain an exit that is reported late.
     pub unattributed: Vec<(u64, Interval)>,
     /// Only if the row of the accounting is unreadable: by boot, the stamp of the newest record among the events.
