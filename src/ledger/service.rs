@@ -70,6 +70,7 @@ impl OpenLedger {
             filter: config.filter.clone(),
             host_pids: config.host_paths.in_initial_pid_namespace(),
             without_runtimes: !config.oom.runtime,
+            kills_known_since: None,
         };
         Ok(Self { reconciler: Reconciler::new(reconciler_config, &state, now, log_start_usec), writer })
     }

@@ -216,13 +216,14 @@ impl Replay {
             booted_at,
             keep_ended: std::time::Duration::MAX,
             host_pids: self.host_pids,
+            kills_known_since: Some(self.kills_known_since(booted_at, drift)),
             ..ReconcilerConfig::default()
         };
         let start = now.moved_to(began);
         let reconciler = Reconciler::new(config, &LedgerState::default(), start, 0);
         let mut run =
             ReplayState { reconciler, cgroups: &self.cgroups, at: began, now, found: BTreeMap::new() };
-        run.reconciler.apply_log(start, self.log_since.map(|_| [].as_slice()), LogPosition::default());
+        run.reconciler.apply_log(start, Some(&[]), LogPosition::default());
         let mut is_before_boot = began < booted_at;
         for (at, item) in items {
             if is_before_boot && at >= booted_at {
@@ -236,14 +237,9 @@ impl Replay {
         run.advance(now.unix_seconds().min(run.at + SETTLED_AFTER));
         run.reconciler.label_pending(now);
         run.settle();
-        let log_since = self.log_since.map(|since| {
-            let uptime = (since - booted_at).max(0.0);
-            let is_measured = drift.rate.is_some();
-            since + drift.shift(uptime) + if is_measured { 0.0 } else { uptime * MAX_DRIFT }
-        });
         let mut ids = HashMap::new();
         let completed = run.found.into_iter().map(|(id, event)| {
-            let event = self.complete(event, log_since);
+            let event = self.complete(event);
             ids.insert(id, event.id());
             event
         });
@@ -253,11 +249,19 @@ impl Replay {
         completed
     }
 
+    /// Returns the Unix time from which on every kill that can explain an exit is known.
+    fn kills_known_since(&self, booted_at: f64, drift: LogDrift) -> f64 {
+        let Some(since) = self.log_since else { return f64::INFINITY };
+        let uptime = (since - booted_at).max(0.0);
+        let is_measured = drift.rate.is_some();
+        since + drift.shift(uptime) + if is_measured { 0.0 } else { uptime * MAX_DRIFT } + EXIT_WINDOW
+    }
+
     /// Gives an event its id, and what a ledger would have read from the cgroup.
-    fn complete(&self, event: LedgerEvent, log_since: Option<f64>) -> LedgerEvent {
+    fn complete(&self, event: LedgerEvent) -> LedgerEvent {
         match event {
             LedgerEvent::OomKill(kill) => LedgerEvent::OomKill(self.complete_kill(kill)),
-            LedgerEvent::Exit(exit) => LedgerEvent::Exit(self.complete_exit(exit, log_since)),
+            LedgerEvent::Exit(exit) => LedgerEvent::Exit(self.complete_exit(exit)),
             other @ (LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_)) => other,
         }
     }
@@ -282,8 +286,8 @@ impl Replay {
         kill
     }
 
-    /// Gives an exit its id. `log_since`: Unix time from which on every kill is known.
-    fn complete_exit(&self, mut exit: Exit, log_since: Option<f64>) -> Exit {
+    /// Gives an exit its id.
+    fn complete_exit(&self, mut exit: Exit) -> Exit {
         // the time of a restart is computed anew in each read
         let restarted = exit.subject.started.filter(|_| exit.reason == Some(ExitReason::HostRestart));
         // while the engine has the event of an end, its time is that of the event
@@ -291,10 +295,6 @@ impl Replay {
         let recorded = recorded.filter(|ended| (ended - exit.at).abs() < SAME_EXIT);
         let millis = ((restarted.or(recorded).unwrap_or(exit.at) * 1e3) as u64).to_string();
         exit.id = event_id(&[&exit.subject.container_id, &millis]);
-        exit.kernel_log_read = log_since.is_some_and(|since| since <= exit.at - EXIT_WINDOW);
-        if exit.reason == Some(ExitReason::Killed) && !exit.kernel_log_read {
-            exit.reason = Some(ExitReason::Unknown); // the record of an OOM kill may have been lost
-        }
         exit
     }
 }

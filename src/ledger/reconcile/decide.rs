@@ -20,9 +20,9 @@ use crate::ledger::interval::Interval;
 use crate::ledger::run::{PossibleEnd, Run, SIGKILL_STATUS};
 use crate::ledger::timing::{
     ATTRIBUTION_TIMEOUT, CAUSE_WINDOW, CLOCK_TOLERANCE, CUDA_OOM_WINDOW, EVIDENCE_TIMEOUT,
-    EXIT_EVENT_TIMEOUT, EXIT_TIMEOUT, EXIT_WINDOW, KILL_TO_EXIT, LAST_REPORTS_TIMEOUT, LOG_DELAY,
-    LOG_OOM_WINDOW, LOG_TIMEOUT, MAIN_EXIT_TIMEOUT, MAX_TEARDOWN, REQUEST_REPLY_TIMEOUT,
-    RUNTIME_EVENT_TIMEOUT, STOP_REQUEST_WINDOW, STOP_TIMEOUT, UNCAUGHT_OOM_WINDOW,
+    EXIT_EVENT_TIMEOUT, EXIT_TIMEOUT, EXIT_WINDOW, LAST_REPORTS_TIMEOUT, LOG_DELAY, LOG_OOM_WINDOW,
+    LOG_TIMEOUT, MAIN_EXIT_TIMEOUT, MAX_TEARDOWN, REQUEST_REPLY_TIMEOUT, RUNTIME_EVENT_TIMEOUT,
+    STOP_REQUEST_WINDOW, STOP_TIMEOUT, UNCAUGHT_OOM_WINDOW,
 };
 use crate::ledger::totals::Total;
 use crate::lifecycle::RunId;
@@ -337,7 +337,7 @@ impl Reconciler {
 
     /// Returns whether the kernel log was read of the time before an exit.
     fn has_log_of(&self, exit: f64) -> bool {
-        self.log_up && self.log_since.is_none_or(|since| exit >= since + KILL_TO_EXIT)
+        self.log_up && self.kills_known_since.is_none_or(|since| exit >= since)
     }
 
     /// Writes the record of the run that ended so.

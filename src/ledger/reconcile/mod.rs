@@ -44,7 +44,7 @@ use crate::ledger::interval::{Interval, LogClock, Written};
 use crate::ledger::sources::cgroup_oom_events::CounterReading;
 use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::store::{LedgerState, StateKind, WriteBatch};
-use crate::ledger::timing::{COUNTER_TIMEOUT, LOG_DELAY, MAX_DISORDER, UNATTRIBUTED_KEPT};
+use crate::ledger::timing::{COUNTER_TIMEOUT, KILL_TO_EXIT, LOG_DELAY, MAX_DISORDER, UNATTRIBUTED_KEPT};
 use crate::ledger::totals::{CudaOomSource, Total, Totals};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 use crate::runs::peaks::StoredPeaks;
@@ -85,6 +85,8 @@ pub struct ReconcilerConfig {
     pub host_pids: bool,
     /// Runtime events of starts and ends are ignored.
     pub without_runtimes: bool,
+    /// Unix time from which on every kill that can explain an exit is known; `None`: from the first start of the ledger.
+    pub kills_known_since: Option<f64>,
 }
 
 /// What the kernel log shows of a kill, and what was observed when it was read.
@@ -158,8 +160,8 @@ pub struct Reconciler {
     stored_checkpoint: Option<AccountingCheckpoint>,
     next_id: u64,
     pub(super) log_up: bool,
-    /// Unix time from which on kills are known, of a ledger that begins: Docker also tells of ends shortly before.
-    log_since: Option<f64>,
+    /// Unix time from which on every kill that can explain an exit is known: Docker also reports ends shortly before a ledger begins.
+    kills_known_since: Option<f64>,
     last_forget: Option<Timestamp>,
 }
 
@@ -216,7 +218,9 @@ impl Reconciler {
             stored_checkpoint: None,
             next_id: contents.last_id + 1,
             log_up: false,
-            log_since: contents.is_new().then(|| now.unix_seconds()),
+            kills_known_since: config
+                .kills_known_since
+                .or(contents.is_new().then(|| now.unix_seconds() + KILL_TO_EXIT)),
             last_forget: None,
             config,
         };
