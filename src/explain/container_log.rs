@@ -13,10 +13,14 @@ use crate::parse::log_error::LogError;
 /// Characters of a line that are kept.
 const MAX_LINE_CHARS: usize = 300;
 
-/// Adds an error of GPU memory to the events of a container, whose newest end it explains if nothing else does.
+/// Id of an error that is read from a log on request: it is in no ledger.
+pub(super) const UNRECORDED: u64 = 0;
+
+/// Adds an error of GPU memory to the events of a container, whose newest end it explains if nothing else does. The reason of that end
+/// stays the one that the ledger decided; if that has read the log, the cause too.
 pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, container_id: &str) {
     let LogError::Cuda(text) = found.error else { return };
-    let newest = events.iter_mut().rev().find_map(|event| match event {
+    let newest = events.iter().rev().find_map(|event| match event {
         LedgerEvent::Exit(exit) if *exit.subject.container_id == *container_id => Some(exit),
         _ => None,
     });
@@ -26,15 +30,22 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, contai
         && exit.exit_code != Some(SIGKILL_STATUS)
         && exit.may_be.is_empty();
     // of this run, and not of one before
-    let is_of_run = exit.subject.started.is_none_or(|started| found.at >= started - LOG_TOLERANCE)
-        && (-LOG_TOLERANCE..=MAX_LOGGED_AGE).contains(&(exit.at - found.at));
-    if !is_open || !is_of_run {
+    let is_of_run = |at: f64| exit.subject.started.is_none_or(|started| at >= started - LOG_TOLERANCE);
+    let is_near = (-LOG_TOLERANCE..=MAX_LOGGED_AGE).contains(&(exit.at - found.at));
+    let is_of_ledger = |event: &LedgerEvent| match event {
+        LedgerEvent::CudaOom(oom) => {
+            *oom.source == *CudaOomSource::Log.label()
+                && oom.subject.container_id == exit.subject.container_id
+                && is_of_run(oom.at)
+        }
+        _ => false,
+    };
+    if !is_open || !is_of_run(found.at) || !is_near || events.iter().any(is_of_ledger) {
         return;
     }
-    exit.reason = Some(ExitReason::CudaOom);
     let event = CudaOom {
         growth: None,
-        id: 0,
+        id: UNRECORDED,
         at: found.at.min(exit.at),
         subject: exit.subject.clone(),
         pid: None,
@@ -206,19 +217,20 @@ mod tests {
 
     #[test]
     fn an_error_of_gpu_memory_explains_only_an_end_that_nothing_else_may_explain() {
-        let reason_of = |exit_code, may_be: &[u64]| {
+        let cause_of = |exit_code, may_be: &[u64]| {
             let reason = Some(ExitReason::Unknown);
             let exit = Exit { at: 1_000.0, reason, exit_code, may_be: may_be.to_vec(), ..Exit::default() };
             let mut events = vec![LedgerEvent::Exit(exit)];
             let error = LogError::Cuda(CudaOomText { framework: "torch", ..CudaOomText::default() });
             add_cuda_error(&mut events, &LoggedError { at: 990.0, error, line: String::new() }, "");
-            let Some(LedgerEvent::Exit(exit)) = events.pop() else { panic!("no exit") };
-            (exit.reason, events.len())
+            let verdict = crate::explain::explain(&events, 2_000.0).expect("a verdict");
+            assert_eq!(verdict.exit_reason, reason, "the ledger decided that");
+            (verdict.cause, events.len())
         };
         for exit_code in [None, Some(1), Some(134)] {
-            assert_eq!(reason_of(exit_code, &[]), (Some(ExitReason::CudaOom), 1), "{exit_code:?}");
+            assert_eq!(cause_of(exit_code, &[]), (Cause::CudaOom, 2), "{exit_code:?}");
         }
-        assert_eq!(reason_of(Some(137), &[]), (Some(ExitReason::Unknown), 0));
-        assert_eq!(reason_of(Some(1), &[7]), (Some(ExitReason::Unknown), 0));
+        assert_eq!(cause_of(Some(137), &[]), (Cause::Unknown, 1));
+        assert_eq!(cause_of(Some(1), &[7]), (Cause::Unknown, 1));
     }
 }

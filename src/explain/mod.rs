@@ -38,6 +38,7 @@ use crate::events::{
 };
 use crate::ledger::store::Query;
 use crate::ledger::timing::{CAUSE_WINDOW, EXIT_WINDOW, MIN_PAUSE};
+use crate::ledger::totals::CudaOomSource;
 use crate::runs::RunRecord;
 pub use answer::WhyDocument;
 pub use container_log::{add_cuda_error, add_logged_error, remove_log_advice};
@@ -244,6 +245,10 @@ pub struct Verdict {
     pub cause: Cause,
     /// How certain the verdict is.
     pub confidence: Confidence,
+    /// Why the run ended, as its event, its record and the metrics say; `None` while it runs, is not decided, or nothing is known of it.
+    /// The cause says more: it leads with a kill of the run, and may come from sources that are read on request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit_reason: Option<ExitReason>,
     /// Unix time of the event; `None` if there is none, or if it is not known: in a kernel log from elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<f64>,
@@ -289,6 +294,14 @@ struct RunSummary<'a> {
 }
 
 impl<'a> RunSummary<'a> {
+    /// Returns whether its log was read on request, and has the CUDA out-of-memory error that ended it.
+    fn has_logged_cuda_oom(&self) -> bool {
+        let is_logged = |oom: &&CudaOom| {
+            oom.id == container_log::UNRECORDED && *oom.source == *CudaOomSource::Log.label()
+        };
+        self.cuda_ooms.iter().any(is_logged)
+    }
+
     /// Returns the usage before the leading kill, else before the exit.
     ///
     /// Of several kills in a short time only the first is stored with its prior usage, which then serves all of them.
@@ -701,6 +714,7 @@ pub fn verdict_without_events(
         headline: None,
         cause: if is_stalled { Cause::AtLimit } else { Cause::Nothing },
         confidence: if is_stalled { Confidence::Certain } else { Confidence::Unsure },
+        exit_reason: None,
         at: None,
         requested_at: now,
         what,

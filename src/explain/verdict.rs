@@ -74,6 +74,7 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
             .or_else(|| headline::of_pod(cause, lead?, run)),
         cause,
         confidence,
+        exit_reason: run.exit.and_then(|exit| exit.reason),
         at: lead
             .map(|kill| kill.at)
             .or(run.exit.map(|exit| exit.at))
@@ -145,6 +146,7 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
         headline: None,
         cause,
         confidence,
+        exit_reason: None,
         at: Some(kill.at).filter(|_| run.log_time.is_none()),
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         requested_at: now,
@@ -216,13 +218,13 @@ fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a Kill> {
     let Some(exit) = run.exit else { return newest() };
     let ended = run.kills.iter().rev().find(|kill| ended_it(kill, run.exit)).copied();
     let may_be = || run.kills.iter().rev().find(|kill| exit.may_be.contains(&kill.id)).copied();
-    ended.or_else(may_be).or_else(|| newest().filter(|_| !has_own_cause(exit)))
+    ended.or_else(may_be).or_else(|| newest().filter(|_| !has_own_cause(exit, run)))
 }
 
 /// Returns whether it is proven what ended a run, where no kill that is known did.
-fn has_own_cause(exit: &Exit) -> bool {
+fn has_own_cause(exit: &Exit, run: &RunSummary<'_>) -> bool {
     use ExitReason::{CudaOom, HostRestart, OomContainer, OomHost};
-    matches!(exit.reason, Some(CudaOom | HostRestart | OomContainer | OomHost))
+    matches!(exit.reason, Some(CudaOom | HostRestart | OomContainer | OomHost)) || run.has_logged_cuda_oom()
 }
 
 /// Describes the end of a run that went on after the kill that leads, where that has a reason of its own.
@@ -285,6 +287,7 @@ pub(super) fn without_kill<'a>(run: &RunSummary<'a>, kill: &'a Kill, no_kill: No
         headline: None,
         cause,
         confidence: Confidence::Certain,
+        exit_reason: None,
         at: None,
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         requested_at: now,
@@ -531,6 +534,7 @@ fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) 
     let after = exit.duration_seconds.map_or_else(String::new, |it| format!(" after {}", lasted(it)));
     let at = format!("{at}{after}");
     match exit.reason {
+        _ if run.has_logged_cuda_oom() => cuda_oom::verdict(exit, run, &at),
         Some(ExitReason::OomContainer) => lost_kill(Cause::OomLimitMain, &at, "a memory limit was reached"),
         Some(ExitReason::OomHost) => lost_kill(Cause::OomHost, &at, "the machine ran out of memory"),
         Some(ExitReason::Completed) => {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::{Cause, Confidence, Verdict, explain};
-use crate::events::{Exit, LedgerEvent, OomScope};
+use crate::events::{Exit, ExitReason, LedgerEvent, OomScope};
 use crate::ledger::reconcile::tests::world::{Ending, TrueKill, TrueRun, World};
 use crate::ledger::reconcile::tests::{
     MemoryStore, attribution_is_exact, cases, check, totals_are_consistent,
@@ -62,6 +62,44 @@ fn is_true(cause: Cause, container: usize, number: usize, run: &TrueRun, world: 
     }
 }
 
+/// Returns whether a cause says the same as the reason of an exit. A kill in the run may lead, whatever the reason.
+fn is_of_reason(cause: Cause, exit: &Exit) -> bool {
+    use Cause as C;
+    use ExitReason as R;
+    let has_lost_process = exit.oom_kills > 0 || !exit.may_be.is_empty();
+    match (cause, exit.reason) {
+        (C::OomLimitMain, Some(R::OomContainer)) | (C::OomHost, Some(R::OomHost)) => true,
+        (C::OomLimitMain, _) => false,
+        (
+            C::OomLimit
+            | C::OomLimitWorker
+            | C::OomLimitWorkerThenExit
+            | C::OomLimitShm
+            | C::OomParentLimit
+            | C::OomHost
+            | C::OomUnnamed,
+            _,
+        ) => has_lost_process,
+        (C::Completed, reason) => reason == Some(R::Completed),
+        (C::Stopped | C::KilledByRequest, reason) => reason == Some(R::Stopped),
+        (C::KilledOutside, reason) => reason == Some(R::Killed),
+        (C::CrashedSignal | C::EndedBySignal, reason) => reason == Some(R::Signal),
+        (C::ErrorExit, reason) => reason == Some(R::Error),
+        (C::Unknown | C::OomFlagOnly, reason) => reason == Some(R::Unknown),
+        _ => false,
+    }
+}
+
+/// Checks that no verdict on an exit differs from what its event says.
+fn verdicts_have_the_reasons_of_events(store: &MemoryStore, world: &World) -> Result<(), TestCaseError> {
+    for exit in (0..world.runs.len()).flat_map(|container| store.exits(container)) {
+        let verdict = verdict_on(store, exit).ok_or_else(|| TestCaseError::fail("no verdict"))?;
+        prop_assert_eq!(verdict.exit_reason, exit.reason);
+        prop_assert!(is_of_reason(verdict.cause, exit), "{:?} of {:?}", verdict.cause, exit);
+    }
+    Ok(())
+}
+
 /// Checks that no certain verdict is false.
 fn certain_verdicts_are_true(
     store: &MemoryStore,
@@ -107,6 +145,7 @@ fn counts_are_right_with_one_complete_source_and_never_too_high() {
     let counts = VerdictCounts::default();
     check(false, cases(), |store, world| {
         totals_are_consistent(store, world)?;
+        verdicts_have_the_reasons_of_events(store, world)?;
         certain_verdicts_are_true(store, world, &counts)
     });
 }
@@ -117,6 +156,7 @@ fn kills_and_exits_are_exact_with_complete_sources() {
     check(true, cases(), |store, world| {
         totals_are_consistent(store, world)?;
         attribution_is_exact(store, world)?;
+        verdicts_have_the_reasons_of_events(store, world)?;
         certain_verdicts_are_true(store, world, &counts)
     });
     let (all, certain) = (counts.all.into_inner(), counts.certain.into_inner());

@@ -458,6 +458,17 @@ pub(crate) fn totals_are_consistent(store: &MemoryStore, world: &World) -> Resul
         for id in kills {
             prop_assert!(matches!(store.events.get(id), Some(LedgerEvent::OomKill(_))), "{} is no kill", id);
         }
+        let recorded = store.runs.get(&exit.id).map(|run| run.exit_reason);
+        prop_assert_eq!(recorded, Some(exit.reason), "the run has the reason of its event: {:?}", exit);
+        let of_name = exits().filter(|other| other.subject.identity == exit.subject.identity);
+        let same = of_name.filter(|other| other.reason == exit.reason).count() as u64;
+        let counted = store.totals().figures(&exit.subject.identity).exits;
+        let place = ExitReason::ALL.iter().position(|reason| Some(*reason) == exit.reason);
+        prop_assert_eq!(
+            place.map(|place| counted[place]),
+            Some(same),
+            "metrics have the reasons of the events"
+        );
     }
     prop_assert!(store.contents.pending_kills.is_empty(), "no pending note remains");
     let seconds = world.kills.iter().filter(|kill| kill.repeated.is_some()).count() as u64;
