@@ -40,14 +40,16 @@ enum Behaviour {
     Answers(u16, &'static str),
 }
 
+/// Path and body of each request.
+type AcceptedRequests = Vec<(String, Vec<u8>)>;
+
 /// A server for OTLP and S3, with what it accepted.
 struct SinkServer {
     /// Its port is reserved while it does not listen.
     socket: Arc<rustix::fd::OwnedFd>,
     port: u16,
     behaviour: Arc<Mutex<Behaviour>>,
-    /// Path and body of each request that it accepted.
-    accepted: Arc<Mutex<Vec<(String, Vec<u8>)>>>,
+    accepted: Arc<Mutex<AcceptedRequests>>,
     open: Arc<Mutex<Vec<TcpStream>>>,
 }
 
@@ -138,7 +140,7 @@ impl SinkServer {
 }
 
 /// Answers the requests of one connection.
-fn serve(connection: TcpStream, behaviour: &Mutex<Behaviour>, accepted: &Mutex<Vec<(String, Vec<u8>)>>) {
+fn serve(connection: TcpStream, behaviour: &Mutex<Behaviour>, accepted: &Mutex<AcceptedRequests>) {
     let mut writer = connection.try_clone().expect("a descriptor");
     let mut reader = BufReader::new(connection);
     while let Some(request) = read_request(&mut reader) {
