@@ -491,14 +491,11 @@ impl Reconciler {
         ids
     }
 
-    /// Returns whether a process of this run was killed so shortly before its end that this may follow from it.
+    /// Returns whether a process of this run was killed so shortly before its end that this may follow from it. A kill that is not settled
+    /// may still turn out to be of the next run, whose start is reported later.
     fn has_lost_process(&self, pending: &PendingExit) -> bool {
-        let Some(run) = self.run_of_exit(&pending.exit) else { return false };
-        let is_its =
-            |kill: &PendingKill| kill.container.as_ref() == Some(&pending.id) && kill.run == Some(run.number);
-        let settled = run.last_kill.into_iter().map(|(_, at)| at);
-        let open = self.pending.iter().filter(|kill| is_its(kill)).map(|kill| kill.kill.at);
-        settled.chain(open).any(|at| is_cause(at, &pending.exit))
+        let last_kill = self.run_of_exit(&pending.exit).and_then(|run| run.last_kill);
+        last_kill.is_some_and(|(_, at)| is_cause(at, &pending.exit))
     }
 
     fn run_of_exit(&self, exit: &Exit) -> Option<&Run> {

@@ -37,6 +37,21 @@ fn code_137_without_kill_is_killed_after_waiting_for_evidence() {
 }
 
 #[test]
+fn kill_of_the_next_run_is_no_cause_of_an_exit_that_is_reported_after_it() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.kill_in('a', 9.1, 7);
+    story.settle(9.1);
+    story.late_event('a', 8.4, 9.8, EventKind::Ended { exit_code: Some(139), oom_flag: None });
+    story.settle(9.8);
+    story.late_event('a', 9.0, 10.4, EventKind::Started);
+    for at in [10.4, 13.0, 20.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Signal)]);
+}
+
+#[test]
 fn code_137_with_late_attributed_kill_is_oom() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
