@@ -85,7 +85,9 @@ fn is_of_reason(cause: Cause, exit: &Exit) -> bool {
         (C::KilledOutside, reason) => reason == Some(R::Killed),
         (C::CrashedSignal | C::EndedBySignal, reason) => reason == Some(R::Signal),
         (C::ErrorExit, reason) => reason == Some(R::Error),
-        (C::Unknown | C::OomFlagOnly, reason) => reason == Some(R::Unknown),
+        (C::Unknown, reason) => reason == Some(R::Unknown),
+        // the record of the kill is not among the events
+        (C::OomFlagOnly, reason) => matches!(reason, Some(R::Unknown | R::Error)),
         _ => false,
     }
 }
