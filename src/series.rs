@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::catalog::{Container, ContainerGpu, Family, FamilyId, Global, Gpu};
-use crate::text::first_chars;
 
 /// *No container* or *no GPU* in a [`Row`].
 pub const NONE: u32 = u32::MAX;
@@ -209,39 +208,4 @@ impl Series {
 pub fn labels_of<'a>(labels: &'a [Label], row: &Row) -> &'a [Label] {
     let at = row.labels_at as usize;
     &labels[at..at + row.labels_len as usize]
-}
-
-/// Maximum characters of a label value from outside; the rest is cut off.
-const MAX_LABEL_CHARS: usize = 256;
-
-/// Returns text from outside as a printable label value of bounded length: control characters become `\xNN`.
-pub fn bounded(text: &str) -> Arc<str> {
-    let printable = crate::parse::printable(first_chars(text, MAX_LABEL_CHARS).as_bytes());
-    first_chars(&printable, MAX_LABEL_CHARS).into()
-}
-
-/// Formats bytes in powers of 1024, as `docker stats` does.
-pub fn human_bytes(bytes: f64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes;
-    let mut unit = 0;
-    while value.abs() >= 1024.0 && unit < UNITS.len() - 1 {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{value:.0} B") } else { format!("{value:.1} {}", UNITS[unit]) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cuts_values_between_characters() {
-        assert_eq!(bounded(&"ä".repeat(300)).chars().count(), MAX_LABEL_CHARS);
-        assert_eq!(&*bounded("a\u{1b}[2J\nb"), "a\\x1b[2J\\x0ab");
-        let long = bounded(&"\u{1}".repeat(65_536));
-        assert_eq!((long.chars().count(), long.chars().any(char::is_control)), (MAX_LABEL_CHARS, false));
-        assert_eq!(&*bounded("train"), "train");
-    }
 }

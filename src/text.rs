@@ -1,6 +1,13 @@
-//! Text of errors with their causes, and text of bounded length.
+//! Text for people: errors with their causes, names from outside, sizes, times, and what an unknown name may stand for.
+//!
+//! The only place that formats a size or a time span, or makes text from outside safe to show.
 
 use std::error::Error;
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// Maximum characters of a label value from outside; the rest is cut off.
+const MAX_LABEL_CHARS: usize = 256;
 
 /// Formats an error with its causes on one line, each once: some errors repeat the text of their cause.
 pub fn error_chain(error: &dyn Error) -> String {
@@ -13,6 +20,125 @@ pub fn error_chain(error: &dyn Error) -> String {
 /// Returns the beginning of a text, at most `max` characters.
 pub fn first_chars(text: &str, max: usize) -> &str {
     text.char_indices().nth(max).map_or(text, |(end, _)| &text[..end])
+}
+
+/// Returns true for what is not shown, or changes the writing direction: it could hide or reorder a part of a line.
+fn is_hidden(character: char) -> bool {
+    matches!(character,
+        '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+        | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// Escapes text from outside for a terminal: line breaks, control characters, and what is hidden, as Rust writes them.
+pub fn sanitize_for_terminal(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() || is_hidden(character) {
+            safe.extend(character.escape_default());
+        } else {
+            safe.push(character);
+        }
+    }
+    safe
+}
+
+/// Escapes bytes from outside (the name of a process, a path) for labels and events: valid UTF-8 is kept; invalid bytes, control
+/// characters and what is hidden become `\xNN`, as in the kernel log.
+pub fn printable(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    let escape = |out: &mut String, bytes: &[u8]| {
+        for byte in bytes {
+            let _ = write!(out, "\\x{byte:02x}"); // writing to a String never fails
+        }
+    };
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            if character.is_control() || is_hidden(character) {
+                escape(&mut out, character.encode_utf8(&mut [0; 4]).as_bytes());
+            } else {
+                out.push(character);
+            }
+        }
+        escape(&mut out, chunk.invalid());
+    }
+    out
+}
+
+/// Returns text from outside as a label value: printable, and of bounded length.
+pub fn bounded(text: &str) -> Arc<str> {
+    let printable = printable(first_chars(text, MAX_LABEL_CHARS).as_bytes());
+    first_chars(&printable, MAX_LABEL_CHARS).into()
+}
+
+/// Quotes a word for a shell where it needs that.
+pub fn shell_quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace(char::is_control, "?").replace('\'', "'\\''"))
+}
+
+/// Formats bytes in powers of 1024, as `docker stats` does.
+pub fn human_bytes(bytes: f64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes;
+    let mut unit = 0;
+    while value.abs() >= 1024.0 && unit < UNITS.len() - 1 {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{value:.0} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// Formats a number of bytes, as [`human_bytes`] does.
+pub fn bytes(number: u64) -> String {
+    human_bytes(number as f64)
+}
+
+/// Returns a size as PyTorch's messages have it: with two decimals, so that both can be compared.
+pub fn torch_size(bytes: u64) -> String {
+    let units = [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    // a whole unit is a thousand of the smaller one there
+    let unit = units.into_iter().find(|(size, _)| bytes > *size);
+    unit.map_or_else(
+        || format!("{bytes} bytes"),
+        |(size, name)| format!("{:.2} {name}", bytes as f64 / size as f64),
+    )
+}
+
+/// Formats a time span for a sentence, in at most two units: `4 min 50 s`.
+pub fn lasted(seconds: f64) -> String {
+    let whole = seconds.max(0.0).round() as u64;
+    let parts =
+        [("d", whole / 86_400), ("h", whole / 3600 % 24), ("min", whole / 60 % 60), ("s", whole % 60)];
+    let first = parts.iter().position(|(_, count)| *count > 0).unwrap_or(parts.len() - 1);
+    let two = parts.iter().skip(first).take(2).enumerate().filter(|(at, (_, count))| *at == 0 || *count > 0);
+    two.map(|(_, (unit, count))| format!("{count} {unit}")).collect::<Vec<_>>().join(" ")
+}
+
+/// Formats a time span for a table, in its two largest units: `4m 50s`.
+pub fn duration(seconds: f64) -> String {
+    let whole = seconds as u64;
+    let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
+    match whole {
+        0..=9 => format!("{seconds:.1}s"),
+        10..=59 => format!("{whole}s"),
+        60..=3599 => format!("{minutes}m {:02}s", whole % 60),
+        3600..=86_399 => format!("{hours}h {minutes:02}m"),
+        _ => format!("{days}d {hours}h"),
+    }
+}
+
+/// Formats a time span for a narrow column, in its largest unit: `5m`.
+pub fn age(seconds: f64) -> String {
+    let seconds = seconds.max(0.0);
+    match seconds {
+        _ if seconds < 100.0 => format!("{seconds:.0}s"),
+        _ if seconds < 100.0 * 60.0 => format!("{:.0}m", seconds / 60.0),
+        _ if seconds < 48.0 * 3600.0 => format!("{:.0}h", seconds / 3600.0),
+        _ => format!("{:.0}d", seconds / 86_400.0),
+    }
 }
 
 /// Escapes text for HTML: names of containers are untrusted.
@@ -79,6 +205,58 @@ pub fn nearest<N: AsRef<str>>(names: impl IntoIterator<Item = N>, wanted: &str) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hostile_text_has_one_line_and_one_direction() {
+        for (text, on_terminal, in_label) in [
+            ("pt_main_thread é 名", "pt_main_thread é 名", "pt_main_thread é 名"),
+            ("a\u{1b}[2J\nb\t", "a\\u{1b}[2J\\nb\\t", "a\\x1b[2J\\x0ab\\x09"),
+            ("a\u{202e}b", "a\\u{202e}b", "a\\xe2\\x80\\xaeb"),
+            ("a\u{ad}b", "a\\u{ad}b", "a\\xc2\\xadb"),
+        ] {
+            assert_eq!(sanitize_for_terminal(text), on_terminal);
+            assert_eq!(printable(text.as_bytes()), in_label);
+            assert_eq!(&*bounded(text), in_label);
+        }
+        assert_eq!(printable(b"a\nb),x=1\xff"), "a\\x0ab),x=1\\xff");
+    }
+
+    #[test]
+    fn label_value_is_cut_between_characters() {
+        assert_eq!(bounded(&"ä".repeat(300)).chars().count(), MAX_LABEL_CHARS);
+        let long = bounded(&"\u{1}".repeat(65_536));
+        assert_eq!((long.chars().count(), long.chars().any(char::is_control)), (MAX_LABEL_CHARS, false));
+    }
+
+    #[test]
+    fn sizes_have_the_unit_of_their_magnitude() {
+        let sizes = [0, 1023, 1024, 3 << 29, 1 << 41, 1 << 52].map(bytes);
+        assert_eq!(sizes, ["0 B", "1023 B", "1.0 KiB", "1.5 GiB", "2.0 TiB", "4096.0 TiB"]);
+        assert_eq!([1024, 1025, 3 << 29].map(torch_size), ["1024 bytes", "1.00 KiB", "1.50 GiB"]);
+    }
+
+    #[test]
+    fn time_spans_have_one_or_two_units() {
+        for (seconds, in_sentence, in_table, in_column) in [
+            (0.24, "0 s", "0.2s", "0s"),
+            (59.0, "59 s", "59s", "59s"),
+            (290.0, "4 min 50 s", "4m 50s", "5m"),
+            (3600.0, "1 h", "1h 00m", "60m"),
+            (90_061.0, "1 d 1 h", "1d 1h", "25h"),
+            (200_000.0, "2 d 7 h", "2d 7h", "2d"),
+        ] {
+            assert_eq!(
+                (&*lasted(seconds), &*duration(seconds), &*age(seconds)),
+                (in_sentence, in_table, in_column)
+            );
+        }
+    }
+
+    #[test]
+    fn word_is_quoted_where_a_shell_needs_it() {
+        let quoted = ["train.py", "a b", "it's", "", "a\nb"].map(shell_quoted);
+        assert_eq!(quoted, ["train.py", "'a b'", r"'it'\''s'", "''", "'a?b'"]);
+    }
 
     #[test]
     fn name_of_any_length_is_not_compared() {

@@ -17,8 +17,7 @@ use memledger::events::{
     ReportProcess, RoleRange, Victim,
 };
 use memledger::explain::{
-    Cause, Confidence, Verdict, explain, explain_last, not_found, query_verdict, torch_size,
-    verdict_without_events,
+    Cause, Confidence, Verdict, explain, explain_last, not_found, query_verdict, verdict_without_events,
 };
 use memledger::export::verdict_text::{render, render_all};
 use memledger::ledger::store::{FILE, Store};
@@ -51,13 +50,13 @@ fn allowed(events: &[LedgerEvent], computed: &[&str]) -> BTreeSet<String> {
         match value {
             serde_json::Value::Number(number) => {
                 let number = number.as_f64().unwrap_or(0.0);
-                out.extend(figures(&memledger::series::human_bytes(number)));
-                out.extend(figures(&memledger::explain::torch_size(number as u64)));
+                out.extend(figures(&memledger::text::human_bytes(number)));
+                out.extend(figures(&memledger::text::torch_size(number as u64)));
                 out.extend(figures(&format!("{number}")));
                 out.extend(figures(&memledger::explain::time(number)));
-                out.extend(figures(&memledger::explain::lasted(number)));
-                out.extend(figures(&memledger::explain::lasted(number - AT)));
-                out.extend(figures(&memledger::explain::lasted(AT - number)));
+                out.extend(figures(&memledger::text::lasted(number)));
+                out.extend(figures(&memledger::text::lasted(number - AT)));
+                out.extend(figures(&memledger::text::lasted(AT - number)));
             }
             serde_json::Value::String(text) => out.extend(figures(text)),
             serde_json::Value::Array(values) => values.iter().for_each(|value| walk(value, out)),
@@ -180,7 +179,7 @@ fn full_dev_shm_fits_one_screen() {
 /// Returns the error that PyTorch printed with this text, as the client reports it.
 fn torch_error(tried: f64, free: f64, allocated: f64, reserved: f64, split: f64) -> (String, CudaOom) {
     let bytes = |mib: f64| (mib * MIB as f64) as u64;
-    let size = |mib: f64| torch_size(bytes(mib));
+    let size = |mib: f64| memledger::text::torch_size(bytes(mib));
     let text = format!(
         "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 23.69 GiB of which {} is free. Including \
          non-PyTorch memory, this process has 23.20 GiB memory in use. Of the allocated memory {} is allocated by PyTorch, \

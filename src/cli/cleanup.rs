@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::{control, print};
 use crate::config::{Config, parse_duration};
 use crate::reporter::cleanup::{CleanupOutcome, DEADLINE, MAX_DEADLINE, MIN_DEADLINE, ProcessCleanup};
-use crate::series::human_bytes;
+use crate::text::bytes;
 
 /// The response of the route.
 #[derive(Deserialize)]
@@ -58,10 +58,6 @@ pub fn run(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     print(&if matches.get_flag("json") { text } else { table(&response) })?;
     let is_cleaned = |each: &ProcessCleanup| matches!(each.outcome, CleanupOutcome::Cleaned { .. });
     Ok(if response.processes.iter().all(is_cleaned) { ExitCode::SUCCESS } else { ExitCode::from(super::NO) })
-}
-
-fn bytes(count: u64) -> String {
-    human_bytes(count as f64)
 }
 
 fn table(response: &CleanupResponse) -> String {

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::explain::live::{Coverage, CoverageHint};
 use crate::export::verdict_text::wrapped;
 use crate::parse::container_id;
+use crate::text::shell_quoted;
 
 /// The image of deploy/services.yml, and the privileges that reading the host needs in it; docs/why.md has the same.
 const IN_IMAGE: &str = concat!(
@@ -21,14 +22,14 @@ pub fn command_with_all_rights(config: &Config, question: &[&str]) -> String {
     if is_in_container(config) {
         return question
             .iter()
-            .fold(IN_IMAGE.to_owned(), |command, word| format!("{command} {}", quoted(word)));
+            .fold(IN_IMAGE.to_owned(), |command, word| format!("{command} {}", shell_quoted(word)));
     }
     let program =
         std::env::current_exe().map_or_else(|_| "memledger".to_owned(), |path| path.display().to_string());
     // sudo may have another search path; it keeps options, and drops what the environment sets
     let arguments = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     let words = std::iter::once(program).chain(arguments);
-    words.fold("sudo".to_owned(), |command, word| format!("{command} {}", quoted(&word)))
+    words.fold("sudo".to_owned(), |command, word| format!("{command} {}", shell_quoted(&word)))
 }
 
 /// Returns the section that describes how far an answer reaches, and what gives the rest. `missing`: why there is no ledger. `shown`:
@@ -51,14 +52,4 @@ fn is_in_container(config: &Config) -> bool {
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let has_id = own.lines().any(|line| container_id::in_path(line).next().is_some());
     has_id || std::process::id() == 1 || !config.host_paths.in_initial_pid_namespace()
-}
-
-/// Returns a word as a shell reads it.
-fn quoted(word: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte);
-    if !word.is_empty() && word.bytes().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
 }

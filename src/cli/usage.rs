@@ -5,7 +5,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
 use crate::config::meant;
-use crate::text::similar;
+use crate::text::{shell_quoted, similar};
 
 /// What other tools call a verb, and the verb.
 const OTHER_VERBS: &[(&str, &str)] = &[
@@ -102,7 +102,7 @@ fn verbs_for(command: &Command, word: &str, arguments: &[String]) -> Vec<String>
         arguments.iter().map(String::as_str).skip_while(|it| *it != word).skip(1).collect();
     let line = |verb: &str, rest: &[&str]| {
         let words = std::iter::once(verb).chain(rest.iter().copied());
-        format!("memledger {}", words.map(quoted).collect::<Vec<_>>().join(" "))
+        format!("memledger {}", words.map(shell_quoted).collect::<Vec<_>>().join(" "))
     };
     if word == "log" || word == "logs" {
         let name: Vec<&str> = others.iter().copied().filter(|it| !it.starts_with('-')).take(1).collect();
@@ -111,7 +111,7 @@ fn verbs_for(command: &Command, word: &str, arguments: &[String]) -> Vec<String>
     if let Some((_, verb)) = OTHER_VERBS.iter().find(|(name, _)| word.eq_ignore_ascii_case(name)) {
         // the options of another tool are not those of the verb
         let takes_names = matches!(*verb, "why" | "report" | "compare" | "advise" | "config check");
-        let names = others.iter().filter(|it| takes_names && !it.starts_with('-')).map(|it| quoted(it));
+        let names = others.iter().filter(|it| takes_names && !it.starts_with('-')).map(|it| shell_quoted(it));
         return vec![
             ["memledger".to_owned(), (*verb).to_owned()]
                 .into_iter()
@@ -136,10 +136,14 @@ fn config_for(config: &Command, word: &str, arguments: &[String]) -> Vec<String>
         "print" | "dump" | "list" | "get" => vec!["show"],
         _ => similar(verbs, word),
     };
-    let rest: Vec<String> =
-        arguments.iter().skip_while(|it| *it != word).skip(1).map(|it| format!(" {}", quoted(it))).collect();
+    let rest: Vec<String> = arguments
+        .iter()
+        .skip_while(|it| *it != word)
+        .skip(1)
+        .map(|it| format!(" {}", shell_quoted(it)))
+        .collect();
     match verb.as_slice() {
-        [] => vec![format!("memledger config check {}", quoted(word))],
+        [] => vec![format!("memledger config check {}", shell_quoted(word))],
         verbs => verbs.iter().map(|verb| format!("memledger config {verb}{}", rest.concat())).collect(),
     }
 }
@@ -153,7 +157,7 @@ fn without_verb(command: &Command, flag: &str, arguments: &[String]) -> Vec<Stri
     let is_flag = |wanted: &str| flags(serve).iter().any(|known| known == wanted);
     let name = name_of(flag);
     if is_flag(name) {
-        let words: Vec<_> = arguments.iter().map(|word| quoted(word)).collect();
+        let words: Vec<_> = arguments.iter().map(|word| shell_quoted(word)).collect();
         return vec![format!("memledger serve {}", words.join(" "))];
     }
     flags_for(serve, flag).iter().map(|flag| format!("memledger serve {flag}")).collect()
@@ -189,15 +193,6 @@ fn flags(verb: &Command) -> Vec<String> {
         long.into_iter().chain(aliases.into_iter().map(str::to_owned)).collect::<Vec<_>>()
     };
     verb.get_arguments().flat_map(names).collect()
-}
-
-/// Quotes a word for a shell where it needs that.
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,@%+".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace(char::is_control, "?").replace('\'', "'\\''"))
 }
 
 #[cfg(test)]
@@ -287,12 +282,5 @@ mod tests {
             assert_eq!(tips(line), [""; 0], "{line}");
         }
         assert!(tips("run --memry 3G -- true")[0].contains("--memory"));
-    }
-
-    #[test]
-    fn words_are_quoted_for_a_shell() {
-        assert_eq!(quoted("my-train"), "my-train");
-        assert_eq!(quoted("a b'c\n"), "'a b'\\''c?'");
-        assert_eq!(quoted(""), "''");
     }
 }

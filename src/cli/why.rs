@@ -25,6 +25,7 @@ use crate::explain::{
 use crate::export::verdict_text::{render, render_all, wrapped};
 use crate::ledger::store::{Query, RunQuery};
 use crate::parse::kubernetes::qos;
+use crate::text::sanitize_for_terminal;
 
 /// Kills of unknown containers that are listed, the newest.
 const MAX_UNKNOWN: usize = 10;
@@ -183,7 +184,7 @@ fn verdict_on(
 /// Returns a sentence on the container that had the wanted name before it was renamed, and lost a process or ended.
 fn another_had_name(verdict: &Verdict) -> String {
     let name = verdict.subject.as_ref().map_or_else(String::new, |subject| subject.identity.short_path());
-    let name = explain::printable(&name);
+    let name = sanitize_for_terminal(&name);
     format!("Another container had this name before: {name} (memledger why {name}).")
 }
 

@@ -7,7 +7,7 @@ use regex::Regex;
 
 use super::settings::{Filter, LogSelection};
 use super::value_parsers::variable_name;
-use crate::series::bounded;
+use crate::text::bounded;
 
 /// Labels with this prefix are settings of a run.
 const SETTING_PREFIX: &str = "memledger.run.";

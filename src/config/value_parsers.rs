@@ -22,7 +22,7 @@ pub fn size(text: &str, min: u64) -> Result<u64, String> {
     let bytes = power.and_then(|power| Some(number.parse::<f64>().ok()? * 1024_f64.powi(power as i32)));
     let fits = bytes.filter(|bytes| (min as f64..i64::MAX as f64).contains(bytes));
     let wrong =
-        || format!("{SIZE_TAKES}, in powers of 1024, at least {}", crate::series::human_bytes(min as f64));
+        || format!("{SIZE_TAKES}, in powers of 1024, at least {}", crate::text::human_bytes(min as f64));
     fits.map(|bytes| bytes as u64).ok_or_else(wrong)
 }
 

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Filter, GROUP_SETTING, OwnerLabels, RunSettings, label_settings};
 use crate::host::process::{ProcessFacts, ProcessId};
 use crate::parse::kubernetes::{Qos, qos};
-use crate::series::bounded;
+use crate::text::bounded;
 
 pub use cgroup_owners::CgroupOwners;
 pub use cgroup_tree::{Hierarchy, Version};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::limit::{LimitSetter, inside, limit_bytes, limit_of};
 use super::place::CgroupPlace;
-use super::text::{bytes, lasted, name, role_one, roles, signal_of, time};
+use super::text::{name, role_one, roles, signal_of, time};
 use super::verdict::{SIGKILL, full_shm};
 use super::{Cause, RunSummary, cuda_oom, program, report};
 use crate::events::{
@@ -15,6 +15,7 @@ use crate::events::{
     RoleUsage, UsageSample,
 };
 use crate::runs::hit_limit::LimitPosition;
+use crate::text::{bytes, lasted};
 
 /// Share of a limit that is left free when a number of workers is computed: they grow, and the kernel needs some.
 const FREE_SHARE: f64 = 0.1;

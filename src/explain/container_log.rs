@@ -1,6 +1,6 @@
 //! What an error in a container's log adds to a verdict. A log proves what its program wants: nothing here is certain.
 
-use super::text::{bytes, time};
+use super::text::time;
 use super::verdict::OWN_ERROR;
 use super::{Cause, Confidence, Verdict, is_cuda_oom};
 use crate::container_logs::tail::LoggedError;
@@ -9,6 +9,7 @@ use crate::ledger::run::SIGKILL_STATUS;
 use crate::ledger::timing::{LOG_TOLERANCE, MAX_LOGGED_AGE};
 use crate::ledger::totals::CudaOomSource;
 use crate::parse::log_error::LogError;
+use crate::text::bytes;
 
 /// Characters of a line that are kept.
 const MAX_LINE_CHARS: usize = 300;

@@ -1,6 +1,6 @@
 //! CUDA out-of-memory errors of a run: which of them ended it, and what their numbers prove.
 
-use super::text::{bytes, lasted, name, printable, time, torch_size};
+use super::text::{name, time};
 use super::{Cause, Confidence, RunSummary};
 use crate::events::{CudaOom, Evidence, Exit, GpuHolder, OwnGpuProcess};
 use crate::ledger::timing::{CUDA_OOM_WINDOW, MAX_UNCAUGHT_AGE};
@@ -8,6 +8,7 @@ use crate::ledger::totals::CudaOomSource;
 use crate::runs::leak::growth_text;
 use crate::runs::setting_names::KnownSetting;
 use crate::runs::{allocator, setting_number};
+use crate::text::{bytes, lasted, sanitize_for_terminal, torch_size};
 
 /// Maximum number of holders in a line.
 const MAX_HOLDERS: usize = 4;
@@ -257,7 +258,7 @@ pub(super) fn advice(run: &RunSummary<'_>, advice: &mut Vec<String>) {
     if !oom.snapshot.is_empty() {
         advice.push(format!(
             "See which line of the program holds the memory: open {} of the container at pytorch.org/memory_viz.",
-            printable(&oom.snapshot)
+            sanitize_for_terminal(&oom.snapshot)
         ));
     }
     // those at the exit are the latest, and a run that goes on has only those of its error

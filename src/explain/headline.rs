@@ -2,11 +2,11 @@
 
 use super::limit::{limit_bytes, limit_of};
 use super::place::CgroupPlace;
-use super::text::{bytes, lasted};
 use super::verdict::{SIGKILL, SIGTERM};
 use super::{Cause, RunSummary};
 use crate::events::{Exit, ExitReason, Kill, Victim};
 use crate::runs::hit_limit::LimitPosition;
+use crate::text::{bytes, lasted};
 
 /// Returns the headline of a run that lost a process by this kill, and ended later; `None` where the title of the cause says all.
 pub(super) fn after_kill<'a>(cause: Cause, kill: &'a Kill, run: &RunSummary<'a>) -> Option<String> {

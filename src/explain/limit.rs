@@ -1,9 +1,10 @@
 //! Which limit a kill hit, relative to the container, and who sets it.
 
-use super::text::{bytes, path};
+use super::text::path;
 use super::{RunSummary, last_sample};
 use crate::events::{ContainerRef, Kill};
 use crate::runs::hit_limit::{self, LimitPosition};
+use crate::text::bytes;
 
 /// Returns which limit a kill in this container hit.
 pub(super) fn limit_of<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> LimitPosition {

@@ -44,7 +44,7 @@ pub use answer::WhyDocument;
 pub use container_log::{add_cuda_error, add_logged_error, remove_log_advice};
 use live::CurrentUsage;
 pub use log_file::{LoggedKill, LoggedKills};
-pub use text::{lasted, printable, roles, short_ids, time, torch_size};
+pub use text::{roles, short_ids, time};
 pub use verdict::is_cuda_oom;
 
 /// Maximum number of names that are listed.
@@ -685,7 +685,7 @@ pub fn verdict_without_events(
     let is_under_oom = usage.is_some_and(|usage| usage.is_under_oom);
     let usage = usage.map(|usage| {
         let limit = match usage.limit_bytes {
-            Some(limit) => format!("of its limit of {}", text::bytes(limit)),
+            Some(limit) => format!("of its limit of {}", crate::text::bytes(limit)),
             None => "and has no limit of its own".to_owned(),
         };
         let waiting = match usage.stalled_percent {
@@ -699,7 +699,7 @@ pub fn verdict_without_events(
             }
             None => String::new(),
         };
-        format!("It uses {} {limit}, page cache included.{waiting}", text::bytes(usage.usage_bytes))
+        format!("It uses {} {limit}, page cache included.{waiting}", crate::text::bytes(usage.usage_bytes))
     });
     let stalled_advice = || match is_under_oom {
         true => {

@@ -4,9 +4,10 @@
 //! forked processes share pages.
 
 use super::limit::LimitSetter;
-use super::text::{bytes, name, roles};
+use super::text::{name, roles};
 use super::{RunSummary, last_sample};
 use crate::events::{Kill, OomReport, OomScope, ReportProcess, RoleUsage};
+use crate::text::bytes;
 
 /// From this share of the usage on, a kind of memory or a process accounts for most of it.
 const MOST: f64 = 0.5;

@@ -1,6 +1,6 @@
 //! Starts that failed, by what a runtime says of them.
 
-use super::text::printable;
+use crate::text::sanitize_for_terminal;
 
 /// Characters of an error that are shown.
 const MAX_CHARS: usize = 300;
@@ -8,7 +8,7 @@ const MAX_CHARS: usize = 300;
 /// Returns the first line of a runtime's error, of limited length.
 pub(super) fn summary(error: &str) -> String {
     let line = error.split('\n').find(|line| !line.trim().is_empty()).unwrap_or_default();
-    let shown = printable(line);
+    let shown = sanitize_for_terminal(line);
     match shown.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}...", &shown[..end]),
         None => shown,

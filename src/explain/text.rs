@@ -1,32 +1,15 @@
-//! Formats times, durations, counts and untrusted names for display.
+//! Names, paths, times, signals and roles in sentences.
 
 use nix::sys::signal::Signal;
 
-use crate::series::human_bytes;
+use crate::text::sanitize_for_terminal;
 
 /// Longest name that is shown in a sentence.
 const MAX_NAME: usize = 64;
 
-/// Returns untrusted text with escapes for everything that could control a terminal or hide part of the line: control
-/// characters, marks that change the writing direction, and invisible characters.
-pub fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        let hidden = matches!(c,
-            '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
-            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
-        if c.is_control() || hidden {
-            shown.extend(c.escape_default());
-        } else {
-            shown.push(c);
-        }
-    }
-    shown
-}
-
 /// Returns a name for use in a sentence: printable and of limited length.
 pub(super) fn name(text: &str) -> String {
-    let shown = printable(text);
+    let shown = sanitize_for_terminal(text);
     match shown.char_indices().nth(MAX_NAME) {
         Some((end, _)) => format!("{}...", &shown[..end]),
         None => shown,
@@ -56,7 +39,7 @@ pub fn short_ids(text: &str) -> String {
 /// Returns a path for use in a sentence: with short ids, shortened in the middle because its end is the distinctive
 /// part.
 pub(super) fn path(text: &str) -> String {
-    let shown: Vec<char> = printable(&short_ids(text)).chars().collect();
+    let shown: Vec<char> = sanitize_for_terminal(&short_ids(text)).chars().collect();
     if shown.len() <= MAX_NAME {
         return shown.into_iter().collect();
     }
@@ -72,32 +55,6 @@ pub fn time(at: f64) -> String {
         Ok(timestamp) => format!("{} UTC", timestamp.strftime("%Y-%m-%d %H:%M:%S")),
         Err(_) => "an unknown time".to_owned(),
     }
-}
-
-/// Returns a size as PyTorch's messages have it: with two decimals, so that both can be compared.
-pub fn torch_size(bytes: u64) -> String {
-    let units = [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    // a whole unit is a thousand of the smaller one there
-    let unit = units.into_iter().find(|(size, _)| bytes > *size);
-    unit.map_or_else(
-        || format!("{bytes} bytes"),
-        |(size, name)| format!("{:.2} {name}", bytes as f64 / size as f64),
-    )
-}
-
-/// Formats seconds with at most two units.
-pub fn lasted(seconds: f64) -> String {
-    let whole = seconds.max(0.0).round() as u64;
-    let parts =
-        [("d", whole / 86_400), ("h", whole / 3600 % 24), ("min", whole / 60 % 60), ("s", whole % 60)];
-    let first = parts.iter().position(|(_, count)| *count > 0).unwrap_or(parts.len() - 1);
-    let two = parts.iter().skip(first).take(2).enumerate().filter(|(at, (_, count))| *at == 0 || *count > 0);
-    two.map(|(_, (unit, count))| format!("{count} {unit}")).collect::<Vec<_>>().join(" ")
-}
-
-/// Formats bytes with a unit.
-pub(super) fn bytes(count: u64) -> String {
-    human_bytes(count as f64)
 }
 
 /// Returns the name of a Linux signal, if it has one.
@@ -156,20 +113,9 @@ mod tests {
 
     #[test]
     fn hostile_name_cannot_control_the_terminal() {
-        assert_eq!(printable("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
-        assert_eq!(printable("abc\u{202e}def"), "abc\\u{202e}def");
-        assert_eq!(printable("trän-1"), "trän-1");
+        assert_eq!(name("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
         assert!(name(&"x".repeat(500)).chars().count() < 70);
         assert!(path(&format!("/a/{}/end", "x".repeat(500))).ends_with("/end"));
-    }
-
-    #[test]
-    fn durations_have_at_most_two_units() {
-        for (seconds, expected) in
-            [(0.2, "0 s"), (59.0, "59 s"), (290.0, "4 min 50 s"), (3600.0, "1 h"), (100_000.0, "1 d 3 h")]
-        {
-            assert_eq!(lasted(seconds), expected);
-        }
     }
 
     #[test]

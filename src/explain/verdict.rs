@@ -2,7 +2,7 @@
 
 use super::limit::{inside, limit_bytes, limit_of};
 use super::place::CgroupPlace;
-use super::text::{bytes, lasted, name, role_one, signal, signal_of, time};
+use super::text::{name, role_one, signal, signal_of, time};
 use super::{
     Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, headline, last_sample, report,
     run_words,
@@ -13,6 +13,7 @@ use crate::ledger::timing::{GROUP_WINDOW, RECORD_DELAY};
 use crate::parse::container_id;
 use crate::parse::kernel_log::NoKill;
 use crate::runs::hit_limit::LimitPosition;
+use crate::text::{bytes, lasted};
 
 /// From this used share on, a `/dev/shm` counts as full: another batch does not fit.
 const SHM_FULL_ABOVE: f64 = 0.9;

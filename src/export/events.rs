@@ -11,7 +11,7 @@ use jiff::tz::TimeZone;
 use crate::events::{
     ContainerRef, CudaOom, Exit, ExitReason, GpuError, Kill, KillOwner, LedgerEvent, OomScope, Victim,
 };
-use crate::series::human_bytes;
+use crate::text::{duration, human_bytes, sanitize_for_terminal};
 
 /// Maximum characters of a name in the table; the rest is cut off. JSON has the whole name.
 const MAX_NAME_CHARS: usize = 48;
@@ -237,47 +237,12 @@ fn exit_details(exit: &Exit) -> String {
     parts.join("; ")
 }
 
-/// Formats seconds in the two largest units.
-pub(super) fn duration(seconds: f64) -> String {
-    let whole = seconds as u64;
-    let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
-    match whole {
-        0..=9 => format!("{seconds:.1}s"),
-        10..=59 => format!("{whole}s"),
-        60..=3599 => format!("{minutes}m {:02}s", whole % 60),
-        3600..=86_399 => format!("{hours}h {minutes:02}m"),
-        _ => format!("{days}d {hours}h"),
-    }
-}
-
 /// Returns a name for a terminal: sanitized, and of bounded length.
 fn name(text: &str) -> String {
     match text.char_indices().nth(MAX_NAME_CHARS) {
         Some((end, _)) => format!("{}…", sanitize_for_terminal(&text[..end])),
         None => sanitize_for_terminal(text),
     }
-}
-
-/// Escapes text from outside for a terminal: line breaks, control characters, invisible characters and changes of the
-/// writing direction.
-pub fn sanitize_for_terminal(text: &str) -> String {
-    let mut safe = String::new();
-    for character in text.chars() {
-        let invisible = matches!(character,
-            '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
-            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
-        if character.is_control() || invisible {
-            let _ = match character {
-                '\n' => write!(safe, "\\n"),
-                '\t' => write!(safe, "\\t"),
-                '\r' => write!(safe, "\\r"),
-                other => write!(safe, "{}", other.escape_unicode()),
-            };
-        } else {
-            safe.push(character);
-        }
-    }
-    safe
 }
 
 #[cfg(test)]
@@ -365,12 +330,6 @@ TIME                       WHAT      CONTAINER             DETAILS
             assert_eq!(sanitize_for_terminal(text), printed);
         }
         assert_eq!(name(&"ä".repeat(500)).chars().count(), MAX_NAME_CHARS + 1);
-    }
-
-    #[test]
-    fn durations_have_two_units_at_most() {
-        let texts = [0.24, 59.0, 61.0, 3600.0, 90_061.0].map(duration);
-        assert_eq!(texts, ["0.2s", "59s", "1m 01s", "1h 00m", "1d 1h"]);
     }
 
     #[test]

@@ -6,9 +6,8 @@
 use std::fmt::Write;
 
 use crate::events::{Evidence, OomReport, PriorUsage, RoleRange, UsageSample};
-use crate::explain::{Confidence, Verdict, is_cuda_oom, lasted, printable, roles, short_ids};
-use crate::series::human_bytes;
-use crate::text::first_chars;
+use crate::explain::{Confidence, Verdict, is_cuda_oom, roles, short_ids};
+use crate::text::{first_chars, human_bytes, lasted, sanitize_for_terminal};
 
 /// Maximum columns of a line.
 const WIDTH: usize = 100;
@@ -104,7 +103,7 @@ fn render_parts(verdict: &Verdict, shown: &Shown) -> String {
 
 /// Appends a text in lines of [`WIDTH`] columns, behind `first` on its first line. Not cut: a command in it can be copied.
 pub fn wrapped(text: &mut String, first: &str, words: &str) {
-    wrap(text, first, &printable(words));
+    wrap(text, first, &sanitize_for_terminal(words));
 }
 
 fn heading(text: &mut String, verdict: &Verdict) {
@@ -112,15 +111,15 @@ fn heading(text: &mut String, verdict: &Verdict) {
         let mut who = String::new();
         for part in [&subject.identity.k8s_namespace, &subject.identity.k8s_pod] {
             if !part.is_empty() {
-                let _ = write!(who, "{}/", printable(part));
+                let _ = write!(who, "{}/", sanitize_for_terminal(part));
             }
         }
-        who.push_str(&printable(&subject.identity.name));
+        who.push_str(&sanitize_for_terminal(&subject.identity.name));
         let id = subject.container_id.get(..12).unwrap_or(&subject.container_id);
         let details: Vec<String> = [&*subject.runtime, id, &*subject.image]
             .into_iter()
             .filter(|it| !it.is_empty() && *it != &*subject.identity.name)
-            .map(printable)
+            .map(sanitize_for_terminal)
             .collect();
         if !details.is_empty() {
             let _ = write!(who, " ({})", details.join(", "));
@@ -154,7 +153,7 @@ fn evidence(text: &mut String, lines: &[Evidence], max: usize) {
 
 /// Renders one piece of evidence after its source.
 fn piece(line: &Evidence, is_whole: bool) -> String {
-    let source = cut(&printable(&line.source), 8);
+    let source = cut(&sanitize_for_terminal(&line.source), 8);
     let is_record = line.text.contains(RECORD) || GPU_SOURCES.contains(&&*line.source);
     let max = match (is_whole, is_record) {
         (true, _) => usize::MAX,
@@ -162,7 +161,7 @@ fn piece(line: &Evidence, is_whole: bool) -> String {
         (false, false) => MAX_EVIDENCE_CHARS,
     };
     let mut text = String::new();
-    wrap(&mut text, &format!("  {source:<9}"), &cut(&printable(&short_ids(&line.text)), max));
+    wrap(&mut text, &format!("  {source:<9}"), &cut(&sanitize_for_terminal(&short_ids(&line.text)), max));
     text
 }
 
@@ -209,7 +208,9 @@ fn at_the_kill(text: &mut String, verdict: &Verdict, report: &OomReport, shown: 
     let holders: Vec<String> = holders
         .unwrap_or_default()
         .iter()
-        .map(|holder| format!("{} {}", cut(&printable(&holder.name), 40), size(holder.unreclaimable_bytes)))
+        .map(|holder| {
+            format!("{} {}", cut(&sanitize_for_terminal(&holder.name), 40), size(holder.unreclaimable_bytes))
+        })
         .collect();
     if !holders.is_empty() {
         wrap(text, "  ", &format!("largest holders at the last sample: {}", holders.join(", ")));
@@ -235,11 +236,11 @@ fn processes(text: &mut String, verdict: &Verdict, report: &OomReport, max: usiz
             who.push(row.role.replace('_', " "));
         }
         if !row.container.is_empty() {
-            who.push(format!("in {}", cut(&printable(&row.container), 24)));
+            who.push(format!("in {}", cut(&sanitize_for_terminal(&row.container), 24)));
         }
         let victim = verdict.pid.and_then(|pid| report.victim(pid));
         let killed = if victim.is_some_and(|victim| victim.pid == row.pid) { ", killed" } else { "" };
-        let name = printable(&row.process);
+        let name = sanitize_for_terminal(&row.process);
         let _ = writeln!(text, "  {:>11}{kinds}  {name} ({}){killed}", size(row.rss_bytes), who.join(", "));
     }
     let ranges: Vec<String> =
@@ -341,7 +342,7 @@ fn cut(text: &str, max: usize) -> String {
 fn wrap(out: &mut String, mark: &str, text: &str) {
     let indent = mark.chars().count();
     let width = WIDTH - indent;
-    let text = printable(text);
+    let text = sanitize_for_terminal(text);
     let mut lines: Vec<String> = vec![String::new()];
     let mut length = 0;
     for word in text.split(' ').filter(|word| !word.is_empty()) {

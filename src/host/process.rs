@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{Dir, ReadError};
-use crate::parse::printable;
 use crate::parse::process::{Stat, cgroup_path};
+use crate::text::printable;
 
 /// A process of this host. Another process that gets its pid later has another start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -119,7 +119,7 @@ impl VictimProbe {
         let stat = read_stat(dir, &mut Vec::new()).ok()?;
         let since_boot = stat.start_ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
         let started = self.host_paths.boot_time().ok()? as f64 + since_boot;
-        Some(crate::parse::printable(&stat.comm) == comm && started <= before)
+        Some(crate::text::printable(&stat.comm) == comm && started <= before)
     }
 
     /// Returns the cgroup paths of the largest processes of a report that still run, without the victim.

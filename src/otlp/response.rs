@@ -8,9 +8,8 @@ use prost::Message;
 use tonic::codegen::http::{HeaderMap, StatusCode, header};
 use tonic::{Code, Status};
 
-use crate::export::events::sanitize_for_terminal;
 use crate::stats::otlp_stats::OtlpSignal;
-use crate::text::{error_chain, first_chars};
+use crate::text::{error_chain, first_chars, sanitize_for_terminal};
 
 /// Longest text of an endpoint that is logged, in characters.
 const MAX_REASON_CHARS: usize = 300;

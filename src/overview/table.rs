@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::history::EMPTY_AFTER;
 use super::{ContainerUse, GpuOverview, HostUse, ListedState, Overview, PodUse, ProcessUse, ROLES};
-use crate::series::human_bytes;
+use crate::text::{age, human_bytes};
 
 /// What is not known.
 pub const UNKNOWN: &str = "-";
@@ -292,7 +292,7 @@ pub fn growth(bytes: Option<f64>) -> String {
 
 /// Formats a Unix time as its age.
 fn ago(at: Option<f64>, now: f64) -> String {
-    at.map_or_else(|| UNKNOWN.to_owned(), |at| format!("{} ago", duration(now - at)))
+    at.map_or_else(|| UNKNOWN.to_owned(), |at| format!("{} ago", age(now - at)))
 }
 
 /// Formats the time until a limit, rounded down.
@@ -306,17 +306,6 @@ pub fn full_in(seconds: Option<f64>) -> String {
         hours @ 1..10 => format!("~{hours}h{:02}", minutes % 60),
         hours @ 10..48 => format!("~{hours}h"),
         hours => format!("~{}d", hours / 24),
-    }
-}
-
-/// Formats a time span in its largest unit.
-pub fn duration(seconds: f64) -> String {
-    let seconds = seconds.max(0.0);
-    match seconds {
-        _ if seconds < 100.0 => format!("{seconds:.0}s"),
-        _ if seconds < 100.0 * 60.0 => format!("{:.0}m", seconds / 60.0),
-        _ if seconds < 48.0 * 3600.0 => format!("{:.0}h", seconds / 3600.0),
-        _ => format!("{:.0}d", seconds / 86_400.0),
     }
 }
 
@@ -340,8 +329,6 @@ mod tests {
         assert_eq!(pair(gib(38.2), gib(44.0)), "38.2 / 44.0 GiB");
         assert_eq!(pair(gib(0.5), gib(44.0)), "512.0 MiB / 44.0 GiB");
         assert_eq!((pair(gib(1.0), None), pair(None, None)), ("1.0 GiB / -".into(), "- / -".into()));
-        let times = [5.0, 200.0, 7200.0, 200_000.0].map(duration);
-        assert_eq!(times, ["5s", "3m", "2h", "2d"]);
         assert_eq!(
             [Some(90.0), Some(6090.0), Some(90_000.0), Some(300_000.0), Some(1e9), None].map(full_in),
             ["~1m", "~1h41", "~25h", "~3d", "-", "-"]

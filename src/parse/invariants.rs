@@ -9,7 +9,8 @@ use super::kernel_log::text_log::{TextLine, TextLog};
 use super::kernel_log::{Line, OomReport};
 use super::kubernetes::qos;
 use super::process::{Command, Launch, Stat, arguments, cgroup_path, resident_and_shared_pages};
-use super::{container_id, keyed, lines, mount, number, printable};
+use super::{container_id, keyed, lines, mount, number};
+use crate::text::printable;
 
 /// Returns a prefix of a text. Its length depends only on the text, so that failures are reproducible.
 fn cut(text: &[u8]) -> &[u8] {

@@ -49,41 +49,10 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
     text.windows(part.len()).position(|window| window == part)
 }
 
-/// Escapes untrusted text (the name of a process, a path) for a screen: valid UTF-8 is kept; invalid bytes, control characters
-/// and characters that change the direction of writing become `\xNN`, as in the kernel log.
-pub fn printable(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    let mut out = String::with_capacity(bytes.len());
-    let escape = |out: &mut String, bytes: &[u8]| {
-        for byte in bytes {
-            let _ = write!(out, "\\x{byte:02x}"); // writing to a String never fails
-        }
-    };
-    for chunk in bytes.utf8_chunks() {
-        for character in chunk.valid().chars() {
-            let turns = matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}');
-            if character.is_control() || turns || character == '\u{feff}' {
-                escape(&mut out, character.encode_utf8(&mut [0; 4]).as_bytes());
-            } else {
-                out.push(character);
-            }
-        }
-        escape(&mut out, chunk.invalid());
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn printable_text_has_one_line_and_one_direction() {
-        assert_eq!(printable("pt_main_thread é 名".as_bytes()), "pt_main_thread é 名");
-        assert_eq!(printable(b"a\nb),x=1\xff\x1b[2J"), "a\\x0ab),x=1\\xff\\x1b[2J");
-        assert_eq!(printable("a\u{202e}b".as_bytes()), "a\\xe2\\x80\\xaeb");
-    }
 
     #[test]
     fn number_must_be_the_whole_text() {

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::stats::ReportRejection;
 use crate::parse::cuda_oom::CudaOomText;
-use crate::series::bounded as printable_label;
+use crate::text::bounded as printable_label;
 
 /// Maximum size of a packet in bytes.
 pub const MAX_PACKET_BYTES: usize = crate::host::bounds::REPORTER_PACKET.max_bytes;

@@ -20,7 +20,7 @@ use crate::config::ReportSettings;
 use crate::config::report::{S3Addressing, S3Url, http_url};
 use crate::connect::{Connector, RemoteServer};
 use crate::host::bounds;
-use crate::series::bounded;
+use crate::text::bounded;
 use crate::text::error_chain;
 
 /// Timeout of one request, and of a connection.

@@ -2,7 +2,7 @@
 
 use super::{RunFigures, RunRecord, TimelinePoint};
 use crate::events::HeldGrowth;
-use crate::series::human_bytes;
+use crate::text::human_bytes;
 
 /// A training allocates for the first time until then: optimizer state, caches, buckets of gradients. In seconds.
 const WARM_UP: f64 = 900.0;

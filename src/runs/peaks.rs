@@ -14,7 +14,8 @@ use crate::discover::{Container, ContainerId, Identity};
 use crate::events::ContainerRef;
 use crate::gpu_state::peaks::Peak;
 use crate::parse::kubernetes::Qos;
-use crate::series::{Label, Series, bounded};
+use crate::series::{Label, Series};
+use crate::text::bounded;
 
 /// Maximum number of ended containers; beyond that the oldest are dropped.
 const MAX_ENDED: usize = 500;

@@ -15,10 +15,10 @@ use crate::cli::overview_source::NewestKills;
 use crate::export::events::sentence;
 use crate::overview::history::{Point, Track};
 use crate::overview::table::{
-    CONTAINERS, Cells, Kind, PROCESSES, count, duration, full_in, growth, host_line, pair, percent,
-    shortened, size,
+    CONTAINERS, Cells, Kind, PROCESSES, count, full_in, growth, host_line, pair, percent, shortened, size,
 };
 use crate::overview::{ContainerUse, GpuOverview, Overview};
+use crate::text::age;
 
 /// Width of the bar of a limit, and of a GPU's memory.
 const LIMIT_BAR: usize = 10;
@@ -217,7 +217,7 @@ fn draw_kills(frame: &mut Frame, area: Rect, state: &ScreenState, now: f64) {
     let title = state.kills.as_ref().map_or("Reading the newest kills...", NewestKills::title);
     let kills = state.kills.iter().flat_map(|kills| kills.events.iter().take(SHOWN_KILLS));
     let lines: Vec<String> =
-        kills.map(|kill| format!("{} ago  {}", duration(now - kill.at()), sentence(kill))).collect();
+        kills.map(|kill| format!("{} ago  {}", age(now - kill.at()), sentence(kill))).collect();
     let style = if lines.is_empty() { state.theme.dim() } else { state.theme.alarm() };
     let lines = std::iter::once(Line::styled(title, style)).chain(lines.into_iter().map(Line::raw));
     frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), area);
@@ -258,7 +258,7 @@ fn facts(state: &ScreenState, container: &ContainerUse, overview: &Overview) -> 
     let name = Span::styled(container.name.clone(), Modifier::BOLD);
     let short_id = container.id.get(..12).unwrap_or(&container.id);
     let since =
-        container.started.map(|at| format!(", runs for {}", duration(overview.at - at))).unwrap_or_default();
+        container.started.map(|at| format!(", runs for {}", age(overview.at - at))).unwrap_or_default();
     let mut lines = vec![
         Line::from(vec![name, Span::raw(format!("  {} {short_id}{since}", container.runtime))]),
         Line::from(vec![
@@ -306,7 +306,7 @@ fn facts(state: &ScreenState, container: &ContainerUse, overview: &Overview) -> 
     let cpu = container.cpu_cores.map_or_else(|| "-".to_owned(), |cores| format!("{cores:.1} cores"));
     let last = container
         .last_oom_kill
-        .map(|at| format!(", the last {} ago", duration(overview.at - at)))
+        .map(|at| format!(", the last {} ago", age(overview.at - at)))
         .unwrap_or_default();
     lines.push(Line::raw(format!(
         "CPU       {cpu}    OOM kills {}{last}    CUDA out of memory {}",

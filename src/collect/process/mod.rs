@@ -437,7 +437,7 @@ pub fn resident_memory(statm: &[u8]) -> Result<ResidentMemory, ReadError> {
 fn meta(dir: &Dir, before: Option<&ProcessMeta>, buffer: &mut Vec<u8>) -> Result<ProcessMeta, ReadError> {
     let stat = read_stat(dir, buffer)?;
     Ok(ProcessMeta {
-        comm: crate::parse::printable(&stat.comm).into(),
+        comm: crate::text::printable(&stat.comm).into(),
         ppid: stat.ppid,
         start_ticks: stat.start_ticks,
         command: before.map_or(Command::NONE, |before| before.command),

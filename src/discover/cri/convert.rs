@@ -9,7 +9,7 @@ use super::messages::{Container, ContainerStatusResponse, PodSandbox};
 use super::{RUNTIME, unix_seconds};
 use crate::config::{CriSettings, Filter, merged};
 use crate::discover::{ContainerDetails, ContainerRecord, Pod};
-use crate::series::bounded;
+use crate::text::bounded;
 
 /// Label with the Job that created a pod.
 const JOB_NAME: &str = "batch.kubernetes.io/job-name";

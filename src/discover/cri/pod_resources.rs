@@ -21,7 +21,7 @@ use super::client::{CriClient, CriError};
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, ContainerRecord, Identity, RuntimeData, RuntimeState};
 use crate::host::Health;
-use crate::series::bounded;
+use crate::text::bounded;
 
 /// Interval of lists.
 const LIST_INTERVAL: Duration = Duration::from_secs(5);

@@ -10,7 +10,7 @@ use bollard::models::{
 use super::Watcher;
 use crate::config::merged;
 use crate::discover::{ContainerRecord, EventKind, RuntimeEvent};
-use crate::series::bounded;
+use crate::text::bounded;
 
 /// A container as inspect shows it.
 #[derive(Clone, Debug, PartialEq)]

@@ -14,7 +14,7 @@ use crate::discover::{ContainerId, ContainerRecord, EventKind, RuntimeEvent};
 use crate::host::process::{ProcessId, read_stat};
 use crate::host::{Dir, HostPaths};
 use crate::parse::container_id::RUN_ID_SUFFIX;
-use crate::series::bounded;
+use crate::text::bounded;
 
 /// Random hexadecimal digits of an id. Those of the user and [`RUN_ID_SUFFIX`] follow.
 const RANDOM_DIGITS: usize = 48;

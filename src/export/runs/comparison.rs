@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use super::{MAX_NAME_CHARS, MORE, exit, peak_text, safe, safe_end, state};
 use crate::config::GROUP_SETTING;
-use crate::export::events::duration;
 use crate::runs::RunRecord;
 use crate::runs::advice::{has_failed, was_killed, worker_share};
-use crate::series::human_bytes;
+use crate::text::{duration, human_bytes};
 
 /// Maximum number of runs beside one another: more do not fit into a hundred columns.
 pub const MAX_COMPARED: usize = 4;

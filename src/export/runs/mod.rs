@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 use jiff::tz::TimeZone;
 
-use super::events::{duration, sanitize_for_terminal, time};
+use super::events::time;
 use crate::config::GROUP_SETTING;
 use crate::events::ExitReason;
 use crate::runs::advice::lines::Advice;
@@ -19,7 +19,7 @@ use crate::runs::advice::{has_failed, was_killed};
 use crate::runs::hit_limit::LimitPosition;
 use crate::runs::leak::torch_leak;
 use crate::runs::{GpuPeak, RolePeak, RunRecord};
-use crate::series::human_bytes;
+use crate::text::{bytes as human, duration, human_bytes, sanitize_for_terminal};
 
 pub use comparison::{MAX_COMPARED, comparison};
 pub use files::{csv, memory_usage};
@@ -347,10 +347,6 @@ fn exit(run: &RunRecord) -> String {
 
 fn bytes(value: Option<u64>) -> String {
     value.map_or_else(|| "-".to_owned(), human)
-}
-
-fn human(bytes: u64) -> String {
-    human_bytes(bytes as f64)
 }
 
 fn safe(text: &str, max: usize) -> String {

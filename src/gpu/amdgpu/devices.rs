@@ -14,7 +14,7 @@ use super::sysfs::{names, number, text, value};
 use crate::gpu::{DeviceHealth, DeviceMemory, GpuIdentity};
 use crate::host::{HostPaths, ReadError};
 use crate::parse::MAX_GPU_MEMORY;
-use crate::series::bounded;
+use crate::text::bounded;
 
 /// The kernel's driver.
 const DRIVER: &str = "amdgpu";

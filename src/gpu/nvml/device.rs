@@ -14,7 +14,7 @@ use super::utilization::ProcessUtilization;
 use super::{memory, processes};
 use crate::clock::Timestamp;
 use crate::gpu::types::{DeviceMemory, GpuDevice, GpuIdentity, GpuProcess};
-use crate::series::bounded;
+use crate::text::bounded;
 
 /// Retries when memory and processes contradict each other.
 const MAX_RETRIES: usize = 2;

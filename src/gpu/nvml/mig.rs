@@ -13,7 +13,7 @@ use super::library::{field, is_transient};
 use super::processes::{EVERY, Lists};
 use crate::clock::{Cadence, Timestamp};
 use crate::gpu::types::{GpuIdentity, MigInstance};
-use crate::series::bounded;
+use crate::text::bounded;
 
 /// `NVML_DEVICE_MIG_ENABLE`.
 const ENABLED: u32 = 1;

@@ -29,7 +29,7 @@ use super::protocol::{DriverReading, DriverSample, DriverVersions, SampledDevice
 use super::types::GpuDevice;
 use crate::clock::Timestamp;
 use crate::host::READ_ERROR_REASONS;
-use crate::series::bounded;
+use crate::text::bounded;
 use crate::text::error_chain;
 use api_versions::ApiVersions;
 use device::NvmlGpu;

@@ -10,7 +10,8 @@
 //! below it. A path whose beginning the kernel wrote stays below the cgroup of the process that chose the rest.
 
 use super::{OomContext, rfind, strip_number};
-use crate::parse::{container_id, find, printable};
+use crate::parse::{container_id, find};
+use crate::text::printable;
 
 /// Longest name of a process.
 const NAME_BYTES: usize = 15;

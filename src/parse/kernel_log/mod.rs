@@ -19,7 +19,8 @@ mod xid;
 #[cfg(test)]
 mod tests;
 
-use super::{find, number, printable};
+use super::{find, number};
+use crate::text::printable;
 pub use report::{KernelHolder, OomReport, ReportProcess, RoleRange};
 pub use xid::{PciAddress, Xid};
 

@@ -11,7 +11,8 @@ use super::records::{KmsgRecord, OomLine, RecordAssembler};
 use super::report::{ReportAssembler, is_part_of_block, is_table_header};
 use super::text_line::{PrefixedLine, has_time_of_day, is_counters, undecorated};
 use super::{Killed, Line};
-use crate::parse::{find, printable};
+use crate::parse::find;
+use crate::text::printable;
 
 /// A stamp that is this many microseconds before the last one is of the next day or boot.
 const MAX_DISORDER_USEC: u64 = 10_000_000;

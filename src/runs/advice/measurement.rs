@@ -8,7 +8,7 @@ use crate::events::ExitReason;
 use crate::runs::hit_limit::{HitLimit, LimitPosition};
 use crate::runs::setting_names::{self, KnownSetting};
 use crate::runs::{GpuPeak, RolePeak, RunRecord, setting_number};
-pub use crate::series::human_bytes as human;
+pub use crate::text::human_bytes as human;
 
 /// Share of what there is that a run may plan to use: samples miss the moments between them (decision 31).
 pub const PLANNED_SHARE: f64 = 0.95;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use crate::host::{HostPaths, ReadError};
 use crate::parse::kernel_log::records::OomLine;
 use crate::parse::kernel_log::{Line, OomReport};
-use crate::parse::printable;
+use crate::text::printable;
 
 /// Maximum length of the text of a [`LogEntry`].
 const MAX_TEXT_BYTES: usize = 500;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{KernelHolder, OomReport, leading};
-use crate::parse::{find, number, printable};
+use crate::parse::{find, number};
+use crate::text::printable;
 
 /// Larger numbers are the kernel's way to print that there is no limit.
 const MAX_LIMIT_BYTES: u64 = 1 << 62;

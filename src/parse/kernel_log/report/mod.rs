@@ -17,7 +17,8 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 use super::{Killed, Line, NoKill, OomContext, digits, rfind};
-use crate::parse::{find, printable};
+use crate::parse::find;
+use crate::text::printable;
 use memory::{ReportedCgroupMemory, ReportedHostMemory};
 use table::{Columns, ReportTable};
 

@@ -4,7 +4,7 @@
 
 use super::super::{Killed, digits};
 use super::{OomReport, ReportProcess};
-use crate::parse::printable;
+use crate::text::printable;
 
 /// Rows that are kept while a block is open; the smallest are dropped.
 const MAX_ROWS: usize = 4_096;
