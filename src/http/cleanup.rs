@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, RawQuery, State};
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
-use super::{HttpState, bad_request, only_container, query};
+use super::{HttpState, bad_request, json, only_container, query};
 use crate::config::parse_duration;
 use crate::reporter::cleanup::{CleanupRefusal, DEADLINE, MAX_DEADLINE, MIN_DEADLINE};
 
@@ -16,49 +16,34 @@ pub async fn route(
     State(shared): State<Arc<HttpState>>,
     Path(wanted): Path<String>,
     RawQuery(query): RawQuery,
-) -> Response {
-    let refuse = |status, text: String| (status, format!("{text}\n")).into_response();
-    let deadline = match deadline(query.as_deref().unwrap_or("")) {
-        Ok(deadline) => deadline,
-        Err(expected) => return bad_request(expected),
-    };
-    let running = match shared.running_containers() {
-        Ok(running) => running,
-        Err(reason) => return reason.into_response(),
-    };
-    let Some(reporter) = &shared.reporter else {
-        let text =
-            "memledger receives no reports of processes: see --reporter.directory and memledger doctor";
-        return refuse(StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
-    };
-    let container = match only_container(&running, &wanted) {
-        Ok(container) => container,
-        Err((status, text)) => return refuse(status, text),
-    };
-    let Ok(_permit) = shared.cleanups.try_acquire() else {
-        return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many cleanups are in progress".to_owned());
-    };
-    match reporter.request_cleanup(container.id.clone(), deadline).await {
-        Ok(Ok(report)) => {
-            let body = serde_json::json!({
-                "container": container.identity.path(),
-                "container_id": container.id.as_str(),
-                "deadline_seconds": report.deadline_seconds,
-                "freed_bytes": report.freed_bytes,
-                "processes": report.processes,
-            });
-            let head = [(header::CONTENT_TYPE, "application/json")];
-            (StatusCode::OK, head, format!("{body:#}\n")).into_response()
-        }
-        Ok(Err(refusal)) => {
+) -> Result<Response, Response> {
+    let refuse = |status: StatusCode, text: String| (status, text + "\n").into_response();
+    let unavailable = |text: &str| refuse(StatusCode::SERVICE_UNAVAILABLE, text.to_owned());
+    let deadline = deadline(query.as_deref().unwrap_or("")).map_err(bad_request)?;
+    let running = shared.running_containers().map_err(IntoResponse::into_response)?;
+    let no_reports =
+        "memledger receives no reports of processes: see --reporter.directory and memledger doctor";
+    let reporter = shared.reporter.as_ref().ok_or_else(|| unavailable(no_reports))?;
+    let container = only_container(&running, &wanted).map_err(IntoResponse::into_response)?;
+    let permit = shared.cleanups.try_acquire();
+    let _permit = permit.map_err(|_| unavailable("too many cleanups are in progress"))?;
+    let requested = reporter.request_cleanup(container.id.clone(), deadline).await;
+    let report =
+        requested.map_err(|_| unavailable("memledger no longer receives reports"))?.map_err(|refusal| {
             let status = match refusal {
                 CleanupRefusal::NotReporting => StatusCode::CONFLICT,
                 CleanupRefusal::TooSoon(_) => StatusCode::TOO_MANY_REQUESTS,
             };
             refuse(status, format!("container {:?}: {refusal}", container.identity.path()))
-        }
-        Err(_) => refuse(StatusCode::SERVICE_UNAVAILABLE, "memledger no longer receives reports".to_owned()),
-    }
+        })?;
+    let body = serde_json::json!({
+        "container": container.identity.path(),
+        "container_id": container.id.as_str(),
+        "deadline_seconds": report.deadline_seconds,
+        "freed_bytes": report.freed_bytes,
+        "processes": report.processes,
+    });
+    Ok(json(format!("{body:#}\n")))
 }
 
 /// Parses the query string: `deadline=DURATION`.

@@ -9,20 +9,22 @@ use std::fs::Permissions;
 use std::future::Future;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::CurrentRoutes;
 use super::access_control::{AccessControl, Peer};
-use super::server::{ConnectionHandle, Rejection, reject_at_once, serve_http, serve_within};
+use super::server::{
+    ConnectionHandle, Rejection, accept_until, finish, reject_at_once, serve_http, serve_within,
+};
 use super::timeouts::{ConnectionClock, TimedStream};
 use crate::clock::Timestamp;
 use crate::config::LocalSettings;
@@ -138,23 +140,8 @@ pub async fn serve_control_socket(
 ) {
     let (admitted, refused) = (Semaphore::new(MAX_CONNECTIONS), Semaphore::new(MAX_REFUSED));
     let (admitted, refused) = (Arc::new(admitted), Arc::new(refused));
-    let (mut connections, mut last_logged) = (JoinSet::new(), BTreeMap::new());
-    let mut stop = pin!(stop);
-    loop {
-        let stream = tokio::select! {
-            () = &mut stop => break,
-            Some(_) = connections.join_next() => continue,
-            accepted = socket.listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    log_hourly(&mut last_logged, "accept", || {
-                        tracing::warn!(%error, "accepting connections of the control socket failed; retrying");
-                    });
-                    tokio::time::sleep(super::server::ACCEPT_RETRY_DELAY).await;
-                    continue;
-                }
-            },
-        };
+    let mut last_logged = BTreeMap::new();
+    let start = |(stream, _): (UnixStream, SocketAddr), connections: &mut JoinSet<()>| {
         let admission = check_peer(&stream)
             .map_err(|text| (RejectReason::ControlSocket, Rejection { status: StatusCode::FORBIDDEN, text }))
             .and_then(|()| Arc::clone(&admitted).try_acquire_owned().map_err(|_| OVERFLOW));
@@ -162,15 +149,11 @@ pub async fn serve_control_socket(
             Ok(permit) => (permit, None),
             Err((reject, rejection)) => {
                 access_control.count_rejected(reject);
-                let reason = rejection.text;
-                log_hourly(&mut last_logged, reason, || {
-                    tracing::warn!(reason, "refused a client of the control socket");
-                });
-                let Ok(permit) = Arc::clone(&refused).try_acquire_owned() else {
-                    reject_at_once(&stream, Some(rejection));
-                    continue;
-                };
-                (permit, Some(rejection))
+                log_hourly(&mut last_logged, rejection.text);
+                match Arc::clone(&refused).try_acquire_owned() {
+                    Ok(permit) => (permit, Some(rejection)),
+                    Err(_) => return reject_at_once(&stream, Some(rejection)),
+                }
             }
         };
         let (clock, closing) = (ConnectionClock::new(), access_control.closing());
@@ -186,10 +169,10 @@ pub async fn serve_control_socket(
             serve_within(rejection, serve_http(TimedStream::new(stream, &clock), handle, closing)).await;
             drop(permit);
         });
-    }
+    };
+    let connections = accept_until(stop, || socket.listener.accept(), start).await;
     drop(socket);
-    access_control.close_connections();
-    while connections.join_next().await.is_some() {}
+    finish(connections, &access_control).await;
 }
 
 /// The rejection of a connection above [`MAX_CONNECTIONS`].
@@ -201,12 +184,12 @@ const OVERFLOW: (RejectReason, Rejection) = (
     },
 );
 
-/// Logs if nothing was logged about this within [`LOG_INTERVAL`].
-fn log_hourly(last: &mut BTreeMap<&'static str, Timestamp>, about: &'static str, log: impl FnOnce()) {
+/// Logs a refusal if the same one was not logged within [`LOG_INTERVAL`].
+fn log_hourly(last: &mut BTreeMap<&'static str, Timestamp>, reason: &'static str) {
     let now = Timestamp::now();
-    if last.get(about).is_none_or(|last| now.since(*last) >= LOG_INTERVAL) {
-        last.insert(about, now);
-        log();
+    if last.get(reason).is_none_or(|last| now.since(*last) >= LOG_INTERVAL) {
+        last.insert(reason, now);
+        tracing::warn!(reason, "refused a client of the control socket");
     }
 }
 

@@ -6,7 +6,7 @@ use axum::extract::{RawQuery, State};
 use axum::response::Response;
 
 use super::query::{self, Selection};
-use super::{HttpState, bad_request, ledger_not_open, pages};
+use super::{HttpState, bad_request, failed, ledger_not_open, pages};
 use crate::clock::Timestamp;
 use crate::ledger::store::Query;
 
@@ -22,7 +22,7 @@ pub async fn route(
     let query = parse_query(query.as_deref().unwrap_or(""), Timestamp::now().unix_seconds());
     let query = query.map_err(bad_request)?;
     let read = move |at| {
-        let page = event_reader.read(|store| store.page(&query, at)).map_err(|error| error.to_string())?;
+        let page = event_reader.read(|store| store.page(&query, at)).map_err(failed)?;
         Ok((page.raw_json, page.next))
     };
     pages::respond(shared, "events", read).await

@@ -24,6 +24,7 @@ mod timeouts;
 mod tls;
 mod why;
 
+use std::fmt::Display;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 
@@ -116,7 +117,7 @@ impl HttpState {
     /// holds only that permit: on a disk that hangs it never ends, and the request times out without it.
     async fn read_ledger<T: Send + 'static>(
         &self,
-        work: impl FnOnce() -> Result<T, String> + Send + 'static,
+        work: impl FnOnce() -> Result<T, Rejected> + Send + 'static,
     ) -> Result<T, Response> {
         let acquired = Arc::clone(&self.ledger_reads).acquire_owned();
         let Ok(Ok(permit)) = tokio::time::timeout(LEDGER_READ_TIMEOUT, acquired).await else {
@@ -133,10 +134,7 @@ impl HttpState {
 }
 
 /// Returns the only running container that a name, in a pod also `POD/NAME`, or the beginning of an id means.
-fn only_container<'a>(
-    running: &'a [Arc<Container>],
-    wanted: &str,
-) -> Result<&'a Arc<Container>, (StatusCode, String)> {
+fn only_container<'a>(running: &'a [Arc<Container>], wanted: &str) -> Result<&'a Arc<Container>, Rejected> {
     let mut found: Vec<_> =
         running.iter().filter(|container| container.identity.matches_name(wanted)).collect();
     if found.is_empty() {
@@ -152,13 +150,26 @@ fn only_container<'a>(
         [container] => Ok(container),
         [] => {
             let nearest = nearest(paths(&running.iter().collect::<Vec<_>>()), wanted);
-            Err((StatusCode::NOT_FOUND, format!("no container {wanted:?} is running{nearest}")))
+            Err((StatusCode::NOT_FOUND, format!("no container {wanted:?} is running{nearest}\n")))
         }
         several => {
-            let text = format!("{wanted:?} means several containers: {}", paths(several).join(", "));
+            let text = format!("{wanted:?} means several containers: {}\n", paths(several).join(", "));
             Err((StatusCode::CONFLICT, text))
         }
     }
+}
+
+/// A response that is no answer: its status, and its text with a line break.
+type Rejected = (StatusCode, String);
+
+/// The response to a request whose work failed.
+fn failed(error: impl Display) -> Rejected {
+    (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))
+}
+
+/// Responds with JSON.
+fn json(body: impl Into<Body>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body.into()).into_response()
 }
 
 /// The response to a request that reads the ledger, until that is open.
@@ -279,14 +290,13 @@ async fn limit_requests(State(limit): State<RequestLimit>, mut request: Request,
 /// costs the request: its text is in the log only.
 async fn run_blocking<T: Send + 'static>(
     held: impl Send + 'static,
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+    work: impl FnOnce() -> Result<T, Rejected> + Send + 'static,
 ) -> Result<T, Response> {
     let done = tokio::task::spawn_blocking(move || {
         let _held = held;
         work()
     });
-    let done = done.await.map_err(|_| server::internal_error())?;
-    done.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response())
+    done.await.map_err(|_| server::internal_error())?.map_err(IntoResponse::into_response)
 }
 
 async fn healthy() -> &'static str {
@@ -303,35 +313,23 @@ async fn ready(State(shared): State<Arc<HttpState>>) -> Response {
 async fn landing_page(
     State(shared): State<Arc<HttpState>>,
     permit: Option<Extension<RequestPermit>>,
-) -> Response {
-    match run_blocking(permit, move || {
-        Ok(index_page::page(&shared.telemetry_path, shared.overview(Details::None)))
-    })
-    .await
-    {
-        Ok(page) => ([(header::CONTENT_TYPE, "text/html; charset=UTF-8")], page).into_response(),
-        Err(response) => response,
-    }
+) -> Result<Response, Response> {
+    let work = move || Ok(index_page::page(&shared.telemetry_path, shared.overview(Details::None)));
+    Ok(Html(run_blocking(permit, work).await?).into_response())
 }
 
 async fn metrics(
     State(shared): State<Arc<HttpState>>,
     permit: Option<Extension<RequestPermit>>,
     headers: HeaderMap,
-) -> Response {
-    let newest = match shared.snapshot_cache.newest_or_partial(Timestamp::now(), shared.stale_after) {
-        Ok(newest) => newest,
-        Err(reason) => return reason.into_response(),
-    };
+) -> Result<Response, Response> {
+    let newest = shared.snapshot_cache.newest_or_partial(Timestamp::now(), shared.stale_after);
+    let newest = newest.map_err(IntoResponse::into_response)?;
     let gzip = accepts(&headers, header::ACCEPT_ENCODING, "gzip");
     let turn = shared.rendering.lock().await;
-    let cached = newest.cached(gzip);
-    let text: Bytes = match cached {
+    let text: Bytes = match newest.cached(gzip) {
         Some(Ok(text)) => text,
-        _ => match run_blocking(permit, move || newest.text(gzip)).await {
-            Ok(text) => text,
-            Err(response) => return response,
-        },
+        _ => run_blocking(permit, move || newest.text(gzip).map_err(failed)).await?,
     };
     drop(turn);
     let mut response = Response::new(Body::from(text));
@@ -341,7 +339,7 @@ async fn metrics(
     if gzip {
         headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
-    response
+    Ok(response)
 }
 
 /// Returns whether an `Accept` header lists a value, and not with `q=0`. Wildcards do not count.
@@ -400,21 +398,15 @@ fn is_foreign_origin(headers: &HeaderMap) -> bool {
 async fn containers(
     State(shared): State<Arc<HttpState>>,
     permit: Option<Extension<RequestPermit>>,
-) -> Response {
-    let newest = match shared.newest() {
-        Ok(newest) => newest,
-        Err(reason) => return reason.into_response(),
-    };
+) -> Result<Response, Response> {
+    let newest = shared.newest().map_err(IntoResponse::into_response)?;
     let turn = shared.rendering.lock().await;
-    let text = match newest.cached_containers() {
-        Some(text) => Ok(text),
-        None => run_blocking(permit, move || Ok(newest.containers())).await,
+    let body = match newest.cached_containers() {
+        Some(body) => body,
+        None => run_blocking(permit, move || Ok(newest.containers())).await?,
     };
     drop(turn);
-    match text {
-        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
-        Err(response) => response,
-    }
+    Ok(json(body))
 }
 
 #[cfg(test)]
@@ -449,7 +441,7 @@ mod tests {
     fn text_of_a_panic_is_not_sent() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let response = runtime.block_on(async {
-            let work = || -> Result<(), String> { panic!("of /a/secret/path") };
+            let work = || -> Result<(), Rejected> { panic!("of /a/secret/path") };
             let response = run_blocking((), work).await.unwrap_err();
             axum::body::to_bytes(response.into_body(), 1_000).await.unwrap()
         });

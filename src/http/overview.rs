@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::{RawQuery, State};
-use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use super::query::parameters;
-use super::{HttpState, RequestPermit, bad_request, run_blocking};
+use super::{HttpState, RequestPermit, bad_request, failed, json, run_blocking};
 use crate::overview::Details;
 
 /// The route. With `?processes` it has the processes of all containers, with `?container=ID` those and the last hour of one.
@@ -37,8 +36,7 @@ pub async fn route(
             None => Details::None,
         };
         let overview = shared.snapshot_cache.overview(newest.snapshot(), details);
-        serde_json::to_vec(&overview).map_err(|error| error.to_string())
+        serde_json::to_vec(&overview).map_err(failed)
     };
-    let body = run_blocking(permit, work).await?;
-    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+    run_blocking(permit, work).await.map(json)
 }

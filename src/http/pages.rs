@@ -3,21 +3,20 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures_util::{StreamExt, stream};
 
-use super::HttpState;
+use super::{HttpState, Rejected, json};
 use crate::export::events::json_page;
 
 /// Reads rows of JSON on a blocking thread, at a cursor or from the beginning, and returns the cursor of the next page.
-type ReadPage<C> = Arc<dyn Fn(Option<C>) -> Result<(Vec<String>, Option<C>), String> + Send + Sync>;
+type ReadPage<C> = Arc<dyn Fn(Option<C>) -> Result<(Vec<String>, Option<C>), Rejected> + Send + Sync>;
 
 /// Responds with `{"NAME":[...]}`. An error in the first page has a status of its own; a later one aborts the response.
 pub async fn respond<C: Send + 'static>(
     shared: Arc<HttpState>,
     name: &'static str,
-    read: impl Fn(Option<C>) -> Result<(Vec<String>, Option<C>), String> + Send + Sync + 'static,
+    read: impl Fn(Option<C>) -> Result<(Vec<String>, Option<C>), Rejected> + Send + Sync + 'static,
 ) -> Result<Response, Response> {
     let pages = PagedResponse { shared, name, read: Arc::new(read) };
     let (first, next) = pages.read(None).await?;
@@ -28,7 +27,7 @@ pub async fn respond<C: Send + 'static>(
         Ok(Some((text, (pages, next))))
     });
     let first = stream::once(std::future::ready(Ok::<_, std::io::Error>(first)));
-    Ok(([(header::CONTENT_TYPE, "application/json")], Body::from_stream(first.chain(rest))).into_response())
+    Ok(json(Body::from_stream(first.chain(rest))))
 }
 
 /// The pages of a response. One is read when the client has received most of the page before it.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
 
 use super::query::{self, Selection};
-use super::{HttpState, bad_request, ledger_not_open, pages};
+use super::{HttpState, Rejected, bad_request, failed, json, ledger_not_open, pages};
 use crate::clock::Timestamp;
 use crate::export::runs;
 use crate::ledger::store::{EventReader, RunCursor, RunQuery};
@@ -30,9 +31,8 @@ pub async fn list(
         query::selection(&text.join("&"), now, MAX_RUNS, ("run", "a run, a container or a group"));
     let Selection { since, name, limit } = selection.map_err(bad_request)?;
     let query = RunQuery { since, name, limit, timelines: !whole.is_empty() };
-    let read = move |at: Option<RunCursor>| {
-        event_reader.read(|store| store.run_page(&query, at)).map_err(|error| error.to_string())
-    };
+    let read =
+        move |at: Option<RunCursor>| event_reader.read(|store| store.run_page(&query, at)).map_err(failed);
     pages::respond(shared, "runs", read).await
 }
 
@@ -53,22 +53,18 @@ pub async fn newest(
         }
     };
     let read = shared.read_ledger(move || {
-        let runs = match select(&event_reader, &name)? {
-            Ok(runs) => runs,
-            Err(rejected) => return Ok(Err(rejected)),
-        };
+        let runs = select(&event_reader, &name)?;
         let Some(run) = runs.last() else {
-            return Ok(Err(unknown(&name, &read_runs(&event_reader, &RECENT)?)));
+            return Err(unknown(&name, &read_runs(&event_reader, &RECENT)?));
         };
-        let pretty = match format {
-            "csv" => return Ok(Ok(runs::csv(run))),
-            "memory_usage" => serde_json::to_string_pretty(&runs::memory_usage(run)),
-            _ => serde_json::to_string_pretty(run),
-        };
-        pretty.map(|text| Ok(text + "\n")).map_err(|error| error.to_string())
+        match format {
+            "csv" => Ok(runs::csv(run)),
+            "memory_usage" => pretty(&runs::memory_usage(run)),
+            _ => pretty(run),
+        }
     });
     let content_type = if format == "csv" { "text/csv; charset=utf-8" } else { "application/json" };
-    Ok(respond(read.await?, content_type))
+    Ok(([(header::CONTENT_TYPE, content_type)], read.await?).into_response())
 }
 
 /// Responds with the advice for the group of a run, a container or a group; 404 if there is none. With `?check` also who holds the GPUs.
@@ -84,12 +80,9 @@ pub async fn advice(
         other => return Err(bad_request(format!("{other:?} is not valid; expected check"))),
     };
     let read = shared.read_ledger(move || {
-        let newest = match select(&event_reader, &name)? {
-            Ok(runs) => runs.last().map(|run| Arc::clone(&run.group)),
-            Err(rejected) => return Ok(Err(rejected)),
-        };
-        let Some(group) = newest else {
-            return Ok(Err(unknown(&name, &read_runs(&event_reader, &RECENT)?)));
+        let newest = select(&event_reader, &name)?;
+        let Some(group) = newest.last().map(|run| Arc::clone(&run.group)) else {
+            return Err(unknown(&name, &read_runs(&event_reader, &RECENT)?));
         };
         let query = RunQuery { name: Some(group.to_string()), limit: MAX_RUNS, ..RunQuery::default() };
         let mut runs = read_runs(&event_reader, &query)?;
@@ -102,32 +95,24 @@ pub async fn advice(
         } else {
             crate::runs::advice::lines::advise(&runs)
         };
-        let Some(advice) = advice else {
-            return Ok(Err(not_found(format!("no run of {name:?} has ended yet"))));
-        };
-        serde_json::to_string_pretty(&advice).map(|text| Ok(text + "\n")).map_err(|error| error.to_string())
+        pretty(&advice.ok_or_else(|| not_found(format!("no run of {name:?} has ended yet")))?)
     });
-    Ok(respond(read.await?, "application/json"))
+    read.await.map(json)
 }
 
 /// Selects the runs whose names are proposed for an unknown one.
 const RECENT: RunQuery = RunQuery { since: None, name: None, limit: 100, timelines: false };
 
-/// A response that is no body.
-type Rejected = (StatusCode, String);
-
-fn read_runs(event_reader: &EventReader, query: &RunQuery) -> Result<Vec<RunRecord>, String> {
-    event_reader.read(|store| store.runs(query)).map_err(|error| error.to_string())
+fn read_runs(event_reader: &EventReader, query: &RunQuery) -> Result<Vec<RunRecord>, Rejected> {
+    event_reader.read(|store| store.runs(query)).map_err(failed)
 }
 
 /// Returns the newest runs that a name selects, oldest first; 409 if it is the name of containers of several groups.
-fn select(event_reader: &EventReader, name: &str) -> Result<Result<Vec<RunRecord>, Rejected>, String> {
+fn select(event_reader: &EventReader, name: &str) -> Result<Vec<RunRecord>, Rejected> {
     let query = RunQuery { name: Some(name.to_owned()), limit: MAX_RUNS, since: None, timelines: true };
     let runs = read_runs(event_reader, &query)?;
-    Ok(match check_unambiguous(&runs, name) {
-        Ok(()) => Ok(runs),
-        Err(text) => Err((StatusCode::CONFLICT, text + "\n")),
-    })
+    check_unambiguous(&runs, name).map_err(|text| (StatusCode::CONFLICT, text + "\n"))?;
+    Ok(runs)
 }
 
 fn unknown(name: &str, known: &[RunRecord]) -> Rejected {
@@ -138,9 +123,6 @@ fn not_found(text: String) -> Rejected {
     (StatusCode::NOT_FOUND, text + "\n")
 }
 
-fn respond(found: Result<String, Rejected>, content_type: &'static str) -> Response {
-    match found {
-        Ok(body) => ([(header::CONTENT_TYPE, content_type)], body).into_response(),
-        Err(rejected) => rejected.into_response(),
-    }
+fn pretty(value: &impl Serialize) -> Result<String, Rejected> {
+    serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(failed)
 }

@@ -54,7 +54,7 @@ const RECEIVE_BUFFER_BYTES: u32 = 64 << 10;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1_024;
 /// Delay after accept failed, for example with too many open files.
-pub(super) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// How long, and how much, a client may still send after the last response.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_DRAINED_BYTES: usize = 1 << 20;
@@ -129,30 +129,42 @@ pub async fn serve(
     access_control: Arc<AccessControl>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) {
-    let mut connections = JoinSet::new();
-    let mut is_failing = false;
+    let start = |(stream, address): (TcpStream, SocketAddr), connections: &mut JoinSet<()>| {
+        let (permit, rejection) = match access_control.admit_connection(address.ip()) {
+            Ok(permit) => (permit, None),
+            Err(Some(permit)) => (permit, Some(TOO_MANY_CONNECTIONS)),
+            Err(None) => {
+                let speaks_http = access_control.security().tls.is_none();
+                return reject_at_once(&stream, speaks_http.then_some(TOO_MANY_CONNECTIONS));
+            }
+        };
+        let served = connection(stream, address, routes.clone(), Arc::clone(&access_control), rejection);
+        connections.spawn(async move {
+            serve_within(rejection, served).await;
+            drop(permit);
+        });
+    };
+    let connections = accept_until(stop, || listener.accept(), start).await;
+    drop(listener);
+    finish(connections, &access_control).await;
+}
+
+/// Accepts connections until `stop` resolves; `start` serves each by a task. Returns those that are open.
+pub(super) async fn accept_until<S, F: Future<Output = std::io::Result<S>>>(
+    stop: impl Future<Output = ()>,
+    accept: impl Fn() -> F,
+    mut start: impl FnMut(S, &mut JoinSet<()>),
+) -> JoinSet<()> {
+    let (mut connections, mut is_failing) = (JoinSet::new(), false);
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
-            () = &mut stop => break,
+            () = &mut stop => return connections,
             Some(_) = connections.join_next() => {}
-            accepted = listener.accept() => match accepted {
-                Ok((stream, address)) => {
+            accepted = accept() => match accepted {
+                Ok(accepted) => {
                     is_failing = false;
-                    let (permit, rejection) = match access_control.admit_connection(address.ip()) {
-                        Ok(permit) => (permit, None),
-                        Err(Some(permit)) => (permit, Some(TOO_MANY_CONNECTIONS)),
-                        Err(None) => {
-                            let speaks_http = access_control.security().tls.is_none();
-                            reject_at_once(&stream, speaks_http.then_some(TOO_MANY_CONNECTIONS));
-                            continue;
-                        }
-                    };
-                    let served = connection(stream, address, routes.clone(), Arc::clone(&access_control), rejection);
-                    connections.spawn(async move {
-                        serve_within(rejection, served).await;
-                        drop(permit);
-                    });
+                    start(accepted, &mut connections);
                 }
                 // the client disconnected before it was accepted
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
@@ -165,6 +177,10 @@ pub async fn serve(
             }
         }
     }
+}
+
+/// Waits for requests in progress.
+pub(super) async fn finish(mut connections: JoinSet<()>, access_control: &AccessControl) {
     access_control.close_connections();
     while connections.join_next().await.is_some() {}
 }

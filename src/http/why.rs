@@ -7,7 +7,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::{HttpState, accepts, ledger_not_open, only_container};
+use super::{HttpState, Rejected, accepts, failed, ledger_not_open, only_container};
 use crate::clock::Timestamp;
 use crate::discover::Container;
 use crate::events::ContainerRef;
@@ -48,7 +48,7 @@ async fn respond(
     let work = move || {
         let name = name.as_deref();
         let found = query_verdict(name, now, |query| event_reader.read(|store| store.events(query)))
-            .map_err(|error| error.to_string())?;
+            .map_err(failed)?;
         let container = name.map(|name| only_container(&running, name));
         // the wanted name is another container's now
         let is_other = |verdict: &Verdict| {
@@ -65,30 +65,31 @@ async fn respond(
                 verdict.also.push(ONLY_LEDGER.to_owned());
                 body(&verdict, plain)
             }
-            Some(Err((StatusCode::CONFLICT, text))) => Ok(Err((StatusCode::CONFLICT, text))),
-            _ => not_found(name, std::iter::empty(), |query| event_reader.read(|store| store.events(query)))
-                .map_err(|error| error.to_string())
-                .and_then(|known| not_known(&format!("{known}\n{ONLY_LEDGER}"), plain)),
+            Some(Err(several @ (StatusCode::CONFLICT, _))) => Err(several),
+            _ => {
+                let known = not_found(name, std::iter::empty(), |query| {
+                    event_reader.read(|store| store.events(query))
+                })
+                .map_err(failed)?;
+                let message = format!("{known}\n{ONLY_LEDGER}");
+                let text = match plain {
+                    true => format!("{message}\n"),
+                    false => WhyDocument::unknown(&message).to_json().map_err(failed)?,
+                };
+                Ok((StatusCode::NOT_FOUND, text))
+            }
         }
     };
     let content_type = if plain { "text/plain; charset=utf-8" } else { "application/json" };
-    Ok(match shared.read_ledger(work).await? {
-        Ok((status, body)) => (status, [(header::CONTENT_TYPE, content_type)], body).into_response(),
-        Err((status, text)) => (status, format!("{text}\n")).into_response(),
-    })
+    let (status, body) = shared.read_ledger(work).await?;
+    Ok((status, [(header::CONTENT_TYPE, content_type)], body).into_response())
 }
 
-/// A response with a verdict or without one; an error is the text of another kind of response.
-type Outcome = Result<(StatusCode, String), (StatusCode, String)>;
-
-fn body(verdict: &Verdict, plain: bool) -> Result<Outcome, String> {
-    let text = if plain { Ok(render(verdict)) } else { WhyDocument::verdict(verdict).to_json() };
-    text.map(|text| Ok((StatusCode::OK, text))).map_err(|error| error.to_string())
-}
-
-fn not_known(message: &str, plain: bool) -> Result<Outcome, String> {
-    let text = if plain { Ok(format!("{message}\n")) } else { WhyDocument::unknown(message).to_json() };
-    text.map(|text| Ok((StatusCode::NOT_FOUND, text))).map_err(|error| error.to_string())
+/// Returns the body with a verdict.
+fn body(verdict: &Verdict, plain: bool) -> Result<(StatusCode, String), Rejected> {
+    let text =
+        if plain { render(verdict) } else { WhyDocument::verdict(verdict).to_json().map_err(failed)? };
+    Ok((StatusCode::OK, text))
 }
 
 fn reference(container: &Container) -> ContainerRef {
