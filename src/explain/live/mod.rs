@@ -23,7 +23,7 @@ use crate::discover::{
     ContainerDetails, ContainerId, EventKind, Hierarchy, Identity, PathClaim, RUNTIMES, RuntimeEvent, Version,
 };
 use crate::events::{
-    ContainerRef, Evidence, ExitReason, FIRST_UNRECORDED_ID, Kill, KillOwner, LedgerEvent, Victim,
+    ContainerRef, Evidence, Exit, ExitReason, FIRST_UNRECORDED_ID, Kill, KillOwner, LedgerEvent, Victim,
 };
 use crate::host::Dir;
 use crate::ledger::interval::LogClock;
@@ -542,19 +542,27 @@ fn is_same(known: &LedgerEvent, event: &LedgerEvent) -> bool {
             None => known.id == kill.id,
         },
         (LedgerEvent::Exit(known), LedgerEvent::Exit(exit)) => {
-            let started = known.subject.started.zip(exit.subject.started);
+            let (ours, others) = (reported_starts(known), reported_starts(exit));
             // A run ends once, but the time of an end by a power loss is an estimate. The runtime may list a start with the time
             // before the hooks of the container, and the ledger may have the time after them.
             let is_power_loss = [known, exit].iter().all(|exit| exit.reason == Some(ExitReason::HostRestart));
             let hooks = if is_power_loss { MAX_START_EVENT_DELAY } else { 0.0 };
-            let is_same_run = started.is_some_and(|(one, other)| {
-                (-START_TOLERANCE..hooks + START_TOLERANCE).contains(&(one - other))
-            });
+            let is_same_start =
+                |one: f64, other: f64| (-START_TOLERANCE..hooks + START_TOLERANCE).contains(&(one - other));
+            let is_same_run = ours.iter().any(|one| others.iter().any(|other| is_same_start(*one, *other)));
+            let has_no_start = ours.is_empty() || others.is_empty();
             known.subject.container_id == exit.subject.container_id
-                && (is_same_run || started.is_none() && (known.at - exit.at).abs() < SAME_EXIT)
+                && (is_same_run || has_no_start && (known.at - exit.at).abs() < SAME_EXIT)
         }
         _ => false,
     }
+}
+
+/// Returns the Unix times that were reported of the start of a run: the first report, and the earliest time. A busy engine sends the event
+/// of a start seconds after the time that it lists.
+fn reported_starts(exit: &Exit) -> Vec<f64> {
+    let earliest = exit.duration_seconds.map(|duration| exit.at - duration);
+    exit.subject.started.into_iter().chain(earliest).collect()
 }
 
 #[cfg(test)]

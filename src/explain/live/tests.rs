@@ -343,6 +343,23 @@ fn run_that_a_power_loss_ended_has_no_error_of_its_own() {
 }
 
 #[test]
+fn exit_of_a_run_whose_start_a_busy_engine_reported_late_is_one() {
+    let mut past = Past::new();
+    past.ran(63.0, 60.0, 6);
+    let found = past.found(1_000.0);
+    let LedgerEvent::Exit(exit) = &found[0] else { panic!("{found:?}") };
+    // the ledger had the event first, and then the start that the engine lists
+    let mut stored = crate::events::Exit { id: 1, ..exit.clone() };
+    stored.subject.started = exit.subject.started.map(|started| started + 1.9);
+    let stored = vec![LedgerEvent::Exit(stored)];
+    let host = HostHistory { events: found.clone(), ..HostHistory::default() };
+    assert_eq!(host.merge(stored.clone(), &Query::default()), stored, "known by both times");
+    past.ran(58.0, 57.0, 6);
+    let host = HostHistory { events: past.found(1_000.0), ..HostHistory::default() };
+    assert_eq!(host.merge(stored.clone(), &Query::default()).len(), 2, "the next run is another one");
+}
+
+#[test]
 fn kill_that_is_younger_than_its_evidence_stays_open() {
     let mut past = Past::new();
     past.event(90.0, EventKind::Running { pid: None });
