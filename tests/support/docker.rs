@@ -250,8 +250,30 @@ impl PrivateEngine {
         self.folder.path().join(name)
     }
 
-    /// Starts the containerd that is a service. dockerd connects to it again by itself.
+    /// Starts the containerd that is a service, and waits until it responds: between its calls of bind and listen it refuses, and the newest
+    /// dockerd, which waits for a missing socket, ends then. One that runs connects to it again by itself.
     pub fn start_containerd(&mut self) {
+        self.spawn_containerd();
+        let log = self.path("containerd.log");
+        eventually("containerd to respond", || {
+            assert_runs(self.containerd.as_mut(), &log);
+            self.query_containerd()
+        });
+    }
+
+    /// Returns an error until containerd responds to its client.
+    fn query_containerd(&self) -> Result<(), String> {
+        let mut command = self.programs.command("ctr");
+        let output = command.arg("--address").arg(self.path("containerd.sock")).arg("version").output();
+        let output = output.map_err(|error| format!("ctr: {error}"))?;
+        if output.status.success() {
+            Ok(())
+        } else {
+            Err(String::from_utf8_lossy(&output.stderr).into_owned())
+        }
+    }
+
+    fn spawn_containerd(&mut self) {
         assert!(self.has_service && self.containerd.is_none(), "one that is a service and was stopped");
         let log = self.open_log("containerd.log");
         let mut command = self.programs.command("containerd");
@@ -275,16 +297,20 @@ impl PrivateEngine {
         std::fs::File::options().create(true).append(true).open(self.path(name)).expect("a log")
     }
 
-    /// Starts it and waits until it responds: for as long as it logs its progress.
+    /// Starts it and waits until it responds: for as long as it runs and logs its progress.
     pub fn start(&mut self) {
         self.spawn();
-        let logged = || std::fs::metadata(self.path("log")).map_or(0, |log| log.len());
+        let log = self.path("dockerd.log");
+        let logged = || std::fs::metadata(&log).map_or(0, |log| log.len());
         let (mut length, mut version) = (logged(), None);
         while version.is_none() {
             version = eventually("dockerd to respond", || match self.server_version() {
                 Ok(version) => Ok(Some(version)),
                 Err(_) if logged() > length => Ok(None),
-                Err(error) => Err(error),
+                Err(error) => {
+                    assert_runs(self.child.as_mut(), &log);
+                    Err(error)
+                }
             });
             length = logged();
         }
@@ -297,17 +323,15 @@ impl PrivateEngine {
 
     /// Returns the version of the daemon.
     pub fn server_version(&self) -> Result<String, String> {
-        self.engine.try_docker(&["version", "-f", "{{.Server.Version}}"]).map_err(|error| {
-            let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
-            let end: Vec<_> = log.lines().rev().take(5).collect();
-            format!("{error}; {end:?}")
-        })
+        self.engine
+            .try_docker(&["version", "-f", "{{.Server.Version}}"])
+            .map_err(|error| format!("{error}; {}", end_of_log(&self.path("dockerd.log"))))
     }
 
     fn spawn(&mut self) {
         // instead of the machine's own
         std::fs::write(self.path("daemon.json"), self.programs.daemon_json()).expect("a file");
-        let log = self.open_log("log");
+        let log = self.open_log("dockerd.log");
         let option = |name: &str, file: &str| format!("--{name}={}", self.path(file).display());
         // in a network namespace of its own: without a bridge, it deletes the docker0 of the machine's engine
         let mut command = self.programs.command("unshare");
@@ -402,7 +426,8 @@ impl Drop for PrivateEngine {
         if self.path("data").exists() {
             // only the daemon can end its containers, and it needs containerd
             if self.has_service && self.containerd.is_none() {
-                self.start_containerd();
+                self.spawn_containerd();
+                super::holds_in_time(|| self.query_containerd().is_ok());
             }
             if self.child.is_none() {
                 self.spawn();
@@ -432,6 +457,21 @@ impl Drop for PrivateEngine {
         // with live-restore it leaves its directory mounted on itself, which prevents removal
         unmount_below(self.folder.path());
     }
+}
+
+/// Panics, with the end of its log, if a daemon that was started has ended.
+fn assert_runs(child: Option<&mut Child>, log: &Path) {
+    let ended = child.expect("it was started").try_wait().expect("a child");
+    if let Some(status) = ended {
+        panic!("it has ended with {status}: {}", end_of_log(log));
+    }
+}
+
+/// Returns the last lines of a log, oldest first.
+fn end_of_log(log: &Path) -> String {
+    let log = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<_> = log.lines().collect();
+    lines[lines.len().saturating_sub(5)..].join("\n")
 }
 
 /// Unmounts what is mounted below a folder, the last one first.

@@ -1,5 +1,6 @@
 //! A Podman with a service, a socket and a storage of its own.
 
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -57,7 +58,8 @@ impl Podman {
         let socket = format!("unix://{}", self.socket());
         let mut service = self.command(&["system", "service", "-t", "0", &socket]);
         self.service = Some(service.stderr(Stdio::null()).spawn().expect("podman starts"));
-        eventually_true("the socket", || Path::new(&self.socket()).exists());
+        // the file is there before it listens
+        eventually_true("the socket", || UnixStream::connect(self.socket()).is_ok());
     }
 
     /// Kills the API service. The containers keep running, each with its monitor.
