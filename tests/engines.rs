@@ -40,6 +40,14 @@ fn docker_host(what: &str, more: &[&str]) -> Option<(PrivateEngine, Host, String
     Some((private, host, name))
 }
 
+/// Lets the script of a container wait for [`release`].
+const WAIT: &str = "while [ ! -e /go ]; do sleep 0.05; done; ";
+
+/// Lets a script that begins with [`WAIT`] go on, also while its engine is away.
+fn release(pid: u32) {
+    std::fs::write(format!("/proc/{pid}/root/go"), "").expect("it runs");
+}
+
 /// The command of a container that is killed at its limit.
 const GREEDY: [&str; 2] = ["tail", "/dev/zero"];
 
@@ -148,32 +156,43 @@ fn health_checks_hide_no_end() {
 #[test]
 fn end_while_the_engine_was_away_has_its_own_time() {
     let Some((mut private, mut host, name)) = docker_host("times", &[]) else { return };
-    let short = private.engine.run(&format!("{name}-short"), &[], &["sh", "-c", "sleep 6; exit 6"]);
-    let halted = private.engine.run(&format!("{name}-halted"), &[], &["sh", "-c", "sleep 25; exit 7"]);
-    host.knows(&short.name);
-    host.knows(&halted.name);
-    let pids = [short.pid(), halted.pid()];
+    let start = |what: &str, script: &str| {
+        let script = format!("{WAIT}{script}");
+        let container = private.engine.run(&format!("{name}-{what}"), &[], &["sh", "-c", &script]);
+        host.knows(&container.name);
+        let (pid, started) = (container.pid(), container.started().as_nanosecond() as f64 / 1e9);
+        (container, pid, started)
+    };
+    let (short, short_pid, short_started) = start("short", "exit 6");
+    let (halted, halted_pid, halted_started) = start("halted", "exit 7");
+    // lets one end while the engine is away, and returns when that was, once memledger has seen no process of it for 10 s
+    let ends = |container: &Container, pid: u32| {
+        release(pid);
+        eventually_true("its end", || !std::path::Path::new(&format!("/proc/{pid}")).exists());
+        let at = unix_now();
+        host.shows(&container.name, "no process");
+        at
+    };
     private.crash();
-    let gone = |pid: u32| !std::path::Path::new(&format!("/proc/{pid}")).exists();
-    eventually_true("its end", || gone(pids[0]));
-    let at = unix_now();
-    eventually_true("some seconds", || unix_now() - at > 5.0);
+    let ended_at = ends(&short, short_pid);
     private.start();
     host.ended(&short.name, 1.0, "error");
+    let is_near = |found: f64, expected: f64, most: f64| (found - expected).abs() < most;
     let (found, took) = host.ends(&short.name)[0];
-    assert!((found - at).abs() < 1.5 && (5.0..8.0).contains(&took), "{found}, {took}; it ended at {at}");
-    // one that stands still reports the end when it goes on
+    let expected = ended_at - short_started;
+    assert!(
+        is_near(found, ended_at, 1.5) && is_near(took, expected, 1.5),
+        "{found}, {took}; it ended at {ended_at}, after {expected}"
+    );
+    // one that was stopped reports the end when it goes on
     let mut ended_at = 0.0;
-    private.while_busy(|| {
-        eventually_true("the end of the other", || gone(pids[1]));
-        ended_at = unix_now();
-        eventually_true("more seconds", || unix_now() - ended_at > 12.0);
-    });
+    private.while_busy(|| ended_at = ends(&halted, halted_pid));
     host.ended(&halted.name, 1.0, "error");
     let (found, took) = host.ends(&halted.name)[0];
+    let expected = ended_at - halted_started;
     assert!(
-        (found - ended_at).abs() < 2.5 && (24.0..28.5).contains(&took),
-        "{found}, {took}; it ended at {ended_at}"
+        is_near(found, ended_at, 2.5) && is_near(took, expected, 2.5),
+        "{found}, {took}; it ended at {ended_at}, after {expected}"
     );
     host.finish(&private.engine);
 }
@@ -190,12 +209,7 @@ fn containers_of_an_unreachable_engine_are_marked_and_explained() {
     host.knows(&dies);
     let (pid, dying) = (container.pid(), dying.pid());
     private.crash();
-    host.memledger().eventually("the lost connection", |m| {
-        match m.try_value(UP, &[("runtime", "docker")])? {
-            0.0 => Ok(()),
-            other => Err(format!("{other}")),
-        }
-    });
+    host.loses_docker();
     crate::support::docker::signal("KILL", dying);
     eventually("ps marks both", || {
         let text = host.output(&["ps"]);
@@ -235,10 +249,7 @@ fn end_that_docker_has_missed_is_shown() {
     crate::support::docker::signal("KILL", shim);
     crate::support::docker::signal("KILL", pid);
     private.start_containerd();
-    eventually("ps says that it has no process", || {
-        let text = host.output(&["ps"]);
-        if text.contains(&format!("{name} no process")) { Ok(()) } else { Err(text) }
-    });
+    host.shows(&name, "no process");
     if container.inspect("{{.State.Running}}") == "true" {
         let text = host.why(&name);
         assert!(text.contains("NO PROCESS LEFT, and docker says that it runs"), "{text}");

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{EXITS, INFO, KILLS};
+use super::{EXITS, INFO, KILLS, UP};
 use crate::support::docker::{Engine, of};
 use crate::support::podman::Podman;
 use crate::support::{Memledger, Metrics, eventually, run};
@@ -76,6 +76,24 @@ impl Host {
             metrics
                 .try_value(INFO, &of(name))
                 .map_err(|error| format!("{error}; log: {}", self.memledger().log()))
+        });
+    }
+
+    /// Waits until `ps` shows the container in this state.
+    pub fn shows(&self, name: &str, state: &str) {
+        eventually(&format!("{name} {state}"), || {
+            let text = self.output(&["ps"]);
+            if text.contains(&format!("{name} {state}")) { Ok(()) } else { Err(text) }
+        });
+    }
+
+    /// Waits until memledger has noticed that Docker does not respond.
+    pub fn loses_docker(&self) {
+        self.memledger().eventually("the lost connection", |metrics| {
+            match metrics.try_value(UP, &[("runtime", "docker")])? {
+                0.0 => Ok(()),
+                other => Err(format!("{other}")),
+            }
         });
     }
 
