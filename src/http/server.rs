@@ -41,6 +41,8 @@ use tracing::Instrument;
 use super::access_control::{AccessControl, Peer, SecurityConfig};
 use super::timeouts::{ConnectionClock, Phase, RESPONSE_TIMEOUT, TimedStream};
 use super::{CurrentRoutes, RequestPermit};
+use crate::clock::Timestamp;
+use crate::host::Health;
 use crate::stats::http_stats::RejectReason;
 use crate::text::first_chars;
 
@@ -149,13 +151,16 @@ pub async fn serve(
     finish(connections, &access_control).await;
 }
 
+/// Least time between two warnings of failed accepts: without free descriptors they alternate with others.
+const MIN_WARNING_INTERVAL: Duration = Duration::from_secs(600);
+
 /// Accepts connections until `stop` resolves; `start` serves each by a task. Returns those that are open.
 pub(super) async fn accept_until<S, F: Future<Output = std::io::Result<S>>>(
     stop: impl Future<Output = ()>,
     accept: impl Fn() -> F,
     mut start: impl FnMut(S, &mut JoinSet<()>),
 ) -> JoinSet<()> {
-    let (mut connections, mut is_failing) = (JoinSet::new(), false);
+    let (mut connections, mut health) = (JoinSet::new(), Health::with_interval(MIN_WARNING_INTERVAL));
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
@@ -163,13 +168,13 @@ pub(super) async fn accept_until<S, F: Future<Output = std::io::Result<S>>>(
             Some(_) = connections.join_next() => {}
             accepted = accept() => match accepted {
                 Ok(accepted) => {
-                    is_failing = false;
+                    health.recovered();
                     start(accepted, &mut connections);
                 }
                 // the client disconnected before it was accepted
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset) => {}
                 Err(error) => {
-                    if !std::mem::replace(&mut is_failing, true) {
+                    if health.failed(Timestamp::now()) {
                         tracing::warn!(%error, "accepting connections failed; retrying");
                     }
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
@@ -229,7 +234,22 @@ async fn connection(
         None => serve_http(stream, handle, closing).await,
         Some(tls) => {
             let acceptor = TlsAcceptor::from(Arc::clone(tls));
-            let Some(stream) = handshake(stream, acceptor, &handle.access_control).await else { return };
+            let head = handle.access_control.limits.head;
+            let stream = match tokio::time::timeout(head, handshake(stream, acceptor)).await {
+                Ok(Ok(Some(stream))) => stream,
+                Ok(Ok(None)) => return,
+                failed => {
+                    match failed {
+                        Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+                        _ => tracing::debug!("TLS handshake timed out"),
+                    }
+                    // one above a limit is counted already
+                    if handle.rejection.is_none() {
+                        handle.access_control.count_rejected(RejectReason::Handshake);
+                    }
+                    return;
+                }
+            };
             handle.peer.is_authenticated =
                 security.verifies_clients() && stream.get_ref().1.peer_certificates().is_some();
             drop(security); // a later configuration may free it
@@ -239,38 +259,29 @@ async fn connection(
     }
 }
 
+/// Returns the encrypted connection; `None` if the client has sent nothing and closed it.
 async fn handshake(
     mut stream: TimedStream<TcpStream>,
     acceptor: TlsAcceptor,
-    access_control: &AccessControl,
-) -> Option<TlsStream<TimedStream<TcpStream>>> {
+) -> std::io::Result<Option<TlsStream<TimedStream<TcpStream>>>> {
     let mut first = [0];
-    let accept = async {
-        if stream.get_ref().peek(&mut first).await? == 0 {
-            return Ok(None); // a probe that only checks whether the port is open
-        }
-        // a plain HTTP request begins with a letter, a TLS handshake does not
-        if first[0].is_ascii_uppercase() {
-            stream.write_all(HTTPS_REQUIRED).await?;
-            drain(&mut stream).await;
-            return Err(std::io::Error::other("plain HTTP"));
-        }
-        match acceptor.accept(stream).into_fallible().await {
-            Ok(stream) => Ok(Some(stream)),
-            // the client may have sent its request already: it reads the alert that says what was wrong
-            Err((error, mut stream)) => {
-                drain(&mut stream).await;
-                Err(error)
-            }
-        }
-    };
-    match tokio::time::timeout(access_control.limits.head, accept).await {
-        Ok(Ok(stream)) => return stream,
-        Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
-        Err(_) => tracing::debug!("TLS handshake timed out"),
+    if stream.get_ref().peek(&mut first).await? == 0 {
+        return Ok(None); // a probe that only checks whether the port is open
     }
-    access_control.count_rejected(RejectReason::Handshake);
-    None
+    // a plain HTTP request begins with a letter, a TLS handshake does not
+    if first[0].is_ascii_uppercase() {
+        stream.write_all(HTTPS_REQUIRED).await?;
+        drain(&mut stream).await;
+        return Err(std::io::Error::other("plain HTTP"));
+    }
+    match acceptor.accept(stream).into_fallible().await {
+        Ok(stream) => Ok(Some(stream)),
+        // the client may have sent its request already: it reads the alert that says what was wrong
+        Err((error, mut stream)) => {
+            drain(&mut stream).await;
+            Err(error)
+        }
+    }
 }
 
 /// Serves HTTP/1 until the connection ends or a timeout passes. When `closing` changes, it is shut down gracefully.

@@ -115,13 +115,14 @@ impl<S: Sink> Follower<S> {
         let written = shared_state.written();
         while self.followed != Some(written) {
             let Some(cursor) = shared_state.cursor(&self.cursor_name) else { break }; // the ledger is not open yet
-            let (last, batch) = match read(&self.sink, cursor).await {
+            let found = read(&self.sink, cursor).await;
+            if found.is_ok() && self.ledger.recovered() {
+                tracing::info!(follower = self.cursor_name, "the ledger can be read again");
+            }
+            let (last, batch) = match found {
                 Ok(Some(batch)) => batch,
                 Ok(None) => {
                     self.followed = Some(written);
-                    if self.ledger.recovered() {
-                        tracing::info!(follower = self.cursor_name, "the ledger can be read again");
-                    }
                     self.sink.up_to_date();
                     break;
                 }
