@@ -162,7 +162,7 @@ pub fn compare(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode
         selected.extend(source.select(name, if wanted.len() == 1 { MAX_COMPARED } else { 1 })?);
     }
     let mut seen = BTreeSet::new();
-    selected.retain(|run| seen.insert(run.subject.run_id()));
+    selected.retain(|run| run.subject.run_id().is_none_or(|id| seen.insert(id)));
     if selected.len() < 2 {
         let why = match wanted.len() {
             1 => format!(

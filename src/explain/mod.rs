@@ -33,8 +33,8 @@ use serde::Serialize;
 use crate::discover::history::ExistingContainer;
 use crate::discover::same_start;
 use crate::events::{
-    ContainerRef, CudaOom, Evidence, Exit, ExitReason, Identity, Kill, KillOwner, LedgerEvent, OomReport,
-    PriorUsage, UsageSample, Victim,
+    ContainerRef, CudaOom, Evidence, Exit, ExitReason, FIRST_UNRECORDED_ID, Identity, Kill, KillOwner,
+    LedgerEvent, OomReport, PriorUsage, UsageSample, Victim,
 };
 use crate::ledger::store::Query;
 use crate::ledger::timing::{CAUSE_WINDOW, EXIT_WINDOW, MIN_PAUSE};
@@ -776,9 +776,13 @@ fn run_of<'a>(
     };
     let exit = match event {
         LedgerEvent::Exit(exit) => Some(exit),
-        LedgerEvent::OomKill(kill) => exits().find(|exit| match (exit.subject.started, subject.started) {
-            (Some(its), Some(ours)) => is_run(its, ours),
-            _ => exit.at >= kill.at - EXIT_WINDOW,
+        LedgerEvent::OomKill(kill) => exits().find(|exit| {
+            is_numbered_alike(&exit.subject, subject).unwrap_or_else(|| {
+                match (exit.subject.started, subject.started) {
+                    (Some(its), Some(ours)) => is_run(its, ours),
+                    _ => exit.at >= kill.at - EXIT_WINDOW,
+                }
+            })
         }),
         LedgerEvent::CudaOom(_) => None, // the newest event is one only where no end is known
         LedgerEvent::GpuError(_) => None,
@@ -788,18 +792,25 @@ fn run_of<'a>(
     let end_before = ends_before.map(|other| other.at).fold(f64::NEG_INFINITY, f64::max);
     let until = exit.map_or(f64::INFINITY, |exit| exit.at + EXIT_WINDOW);
     let started = exit.and_then(|exit| exit.subject.started).or(subject.started);
-    let belongs = |kill: &&Kill| match (&kill.owner, started) {
-        (KillOwner::Container(ContainerRef { started: Some(its), .. }), Some(ours)) => is_run(ours, *its),
+    let of_run = exit.map_or(subject, |exit| &exit.subject);
+    let is_of_run = |its: &ContainerRef, at: f64| {
+        is_numbered_alike(its, of_run).unwrap_or_else(|| match (its.started, started) {
+            (Some(its), Some(ours)) => is_run(ours, its),
+            _ => at > end_before && at <= until,
+        })
+    };
+    let belongs = |kill: &&Kill| match &kill.owner {
+        // the ledger knows no run of it, and has said of each end which kills may be its reason
+        KillOwner::Container(its) if exit.is_some_and(|exit| has_decided(exit, kill.id, its)) => {
+            exit.is_some_and(|exit| exit.ended_by == Some(kill.id) || exit.may_be.contains(&kill.id))
+        }
+        KillOwner::Container(its) => is_of_run(its, kill.at),
         _ => kill.at > end_before && kill.at <= until,
     };
     let cuda_ooms = events.iter().filter_map(|event| match event {
         LedgerEvent::CudaOom(oom) if same_container(&oom.subject, subject) => Some(oom),
         _ => None,
     });
-    let is_of_run = |oom: &&CudaOom| match (oom.subject.started, started) {
-        (Some(its), Some(ours)) => is_run(ours, its),
-        _ => oom.at > end_before && oom.at <= until,
-    };
     let may_have_ended = |event: &&LedgerEvent| {
         event.subject().is_none() && exit.is_some_and(|exit| exit.may_be.contains(&event.id()))
     };
@@ -811,7 +822,7 @@ fn run_of<'a>(
         subject,
         kills: kills_of(events, subject).filter(belongs).collect(),
         exit,
-        cuda_ooms: cuda_oom::best_source(cuda_ooms.filter(is_of_run).collect()),
+        cuda_ooms: cuda_oom::best_source(cuda_ooms.filter(|oom| is_of_run(&oom.subject, oom.at)).collect()),
         unattributed_kills: unattributed_kills.collect(),
         follows_at_once: started.is_some_and(|started| started - end_before < MIN_PAUSE),
         log_time: None,
@@ -826,6 +837,16 @@ fn kills_of<'a>(events: &'a [LedgerEvent], subject: &'a ContainerRef) -> impl It
         }
         LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => None,
     })
+}
+
+/// Returns whether an end and a kill of its container are from one ledger, which knows the run of the end only.
+fn has_decided(exit: &Exit, kill: u64, its: &ContainerRef) -> bool {
+    exit.subject.run_number.is_some() && its.run_number.is_none() && kill < FIRST_UNRECORDED_ID
+}
+
+/// Returns whether two events of a container are of one run, if both have its number.
+fn is_numbered_alike(one: &ContainerRef, other: &ContainerRef) -> Option<bool> {
+    Some(one.run_number? == other.run_number?)
 }
 
 /// Compares the ids; if one is unknown, the names.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::{Cause, Confidence, Verdict, explain};
-use crate::events::{Exit, ExitReason, LedgerEvent, OomScope};
+use crate::events::{Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope};
 use crate::ledger::reconcile::tests::world::{Ending, TrueKill, TrueRun, World};
 use crate::ledger::reconcile::tests::{
     MemoryStore, attribution_is_exact, cases, check, totals_are_consistent,
@@ -62,11 +62,16 @@ fn is_true(cause: Cause, container: usize, number: usize, run: &TrueRun, world: 
     }
 }
 
-/// Returns whether a cause says the same as the reason of an exit. A kill in the run may lead, whatever the reason.
-fn is_of_reason(cause: Cause, exit: &Exit) -> bool {
+/// Returns whether a cause says the same as the reason of an exit. A kill in the run may lead, whatever the reason, also one that became
+/// known after the end was decided.
+fn is_of_reason(cause: Cause, exit: &Exit, store: &MemoryStore) -> bool {
     use Cause as C;
     use ExitReason as R;
-    let has_lost_process = exit.oom_kills > 0 || !exit.may_be.is_empty();
+    let is_of_run = |kill: &Kill| match &kill.owner {
+        KillOwner::Container(subject) => subject.run_id() == exit.subject.run_id(),
+        _ => false,
+    };
+    let has_lost_process = exit.oom_kills > 0 || !exit.may_be.is_empty() || store.kills().any(is_of_run);
     match (cause, exit.reason) {
         (C::OomLimitMain, Some(R::OomContainer)) | (C::OomHost, Some(R::OomHost)) => true,
         (C::OomLimitMain, _) => false,
@@ -94,10 +99,13 @@ fn is_of_reason(cause: Cause, exit: &Exit) -> bool {
 
 /// Checks that no verdict on an exit differs from what its event says.
 fn verdicts_have_the_reasons_of_events(store: &MemoryStore, world: &World) -> Result<(), TestCaseError> {
+    if world.clock_step.is_some() || world.suspend.is_some() {
+        return Ok(()); // times do not show which event was the newest
+    }
     for exit in (0..world.runs.len()).flat_map(|container| store.exits(container)) {
         let verdict = verdict_on(store, exit).ok_or_else(|| TestCaseError::fail("no verdict"))?;
         prop_assert_eq!(verdict.exit_reason, exit.reason);
-        prop_assert!(is_of_reason(verdict.cause, exit), "{:?} of {:?}", verdict.cause, exit);
+        prop_assert!(is_of_reason(verdict.cause, exit, store), "{:?} of {:?}", verdict.cause, exit);
     }
     Ok(())
 }

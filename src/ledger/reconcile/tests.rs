@@ -94,7 +94,10 @@ impl MemoryStore {
         for (id, event) in changes.events {
             match event {
                 Some(event) => self.events.insert(id, event),
-                None => self.events.remove(&id),
+                None => {
+                    self.runs.remove(&id);
+                    self.events.remove(&id)
+                }
             };
         }
         self.runs.extend(changes.runs);
@@ -113,7 +116,7 @@ impl MemoryStore {
         self.totals().get(total)
     }
 
-    fn kills(&self) -> impl Iterator<Item = &Kill> {
+    pub(crate) fn kills(&self) -> impl Iterator<Item = &Kill> {
         self.events.values().filter_map(|event| match event {
             LedgerEvent::OomKill(kill) => Some(kill),
             LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => None,
