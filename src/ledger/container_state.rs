@@ -15,7 +15,7 @@ use crate::clock::{ClockStep, Timestamp, is_same_report};
 use crate::discover::{ContainerId, PathClaim, RuntimeEvent};
 use crate::events::{ContainerRef, Identity, PriorUsage};
 use crate::ledger::timing::{CLOCK_TOLERANCE, MAX_START_EVENT_DELAY, START_TOLERANCE, STOP_REPORT_DELAY};
-use crate::lifecycle::RunNumber;
+use crate::lifecycle::{RunId, RunNumber};
 use crate::parse::kubernetes;
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage_history::roles;
@@ -105,6 +105,8 @@ pub enum RunTransition {
     Began(ContainerId),
     /// A run ended.
     Ended(Box<End>),
+    /// The end of a run was assumed, and it goes on.
+    Reopened(RunId),
 }
 
 /// The data of a run that ended.
@@ -321,13 +323,17 @@ impl ContainerState {
         }
     }
 
-    /// Returns the exit of the current run as a transition, once: when it has ended and is known to be a container's.
-    pub(super) fn end_transition(&mut self, id: &ContainerId) -> Option<RunTransition> {
+    /// Returns the exits of its runs as transitions, each once: when one has ended and is known to be a container's.
+    pub(super) fn end_transitions(&mut self, id: &ContainerId) -> Vec<RunTransition> {
+        std::iter::from_fn(|| self.end_transition(id)).collect()
+    }
+
+    fn end_transition(&mut self, id: &ContainerId) -> Option<RunTransition> {
         let may_be_sandbox = self.may_be_sandbox();
-        let run = self.run.as_mut().filter(|run| run.ended.is_some() && !may_be_sandbox)?;
-        if std::mem::replace(&mut run.is_exit_recorded, true) {
-            return None;
-        }
+        let mut runs = self.ended_runs.iter_mut().chain(&mut self.run);
+        let run =
+            runs.find(|run| run.ended.is_some() && !run.is_exit_recorded).filter(|_| !may_be_sandbox)?;
+        run.is_exit_recorded = true;
         let run = run.clone();
         let ended = run.ended.unwrap_or(f64::INFINITY);
         Some(RunTransition::Ended(Box::new(End {
@@ -408,10 +414,10 @@ impl ContainerState {
             if run.ended.is_none() {
                 // its exit was not reported, and the next run has begun
                 (run.ended, run.is_exit_assumed) = (run.host_restart.or(started), true);
-                transitions.extend(self.end_transition(id));
             }
         }
         self.ended_runs.extend(self.run.take());
+        transitions.extend(self.end_transitions(id)); // a sandbox does not begin again
         if self.ended_runs.len() > MAX_UNDECIDED_RUNS {
             self.drop_oldest_run();
         }
@@ -483,7 +489,7 @@ impl ContainerState {
         }
     }
 
-    /// Applies the exit of a run. Returns `None` if the exit is known already or belongs to an earlier run. `number`: that of a run whose
+    /// Applies the exit of a run. Returns nothing if the exit is known already or belongs to an earlier run. `number`: that of a run whose
     /// start is not known.
     pub(super) fn apply_exit(
         &mut self,
@@ -491,7 +497,7 @@ impl ContainerState {
         runtime_event: &RuntimeEvent,
         exit_code: Option<i64>,
         oom_flag: Option<bool>,
-    ) -> Option<RunTransition> {
+    ) -> Vec<RunTransition> {
         let run = self.run.get_or_insert_with(|| Run { number, ..Run::default() });
         if run.begin().is_some_and(|started| runtime_event.at < started) {
             let same = |run: &&mut Run| {
@@ -500,11 +506,11 @@ impl ContainerState {
             if let Some(earlier) = self.ended_runs.iter_mut().rev().find(same) {
                 earlier.exit_code = earlier.exit_code.or(exit_code);
                 earlier.oom_flag = earlier.oom_flag.or(oom_flag);
-                return None;
+                return vec![];
             }
         }
         if run.begin().is_some_and(|started| runtime_event.at + START_TOLERANCE < started) {
-            return None;
+            return vec![];
         }
         // an assumed end that is no event yet is this one
         run.ended = run.ended.filter(|_| run.is_exit_recorded);
@@ -513,10 +519,10 @@ impl ContainerState {
             run.exit_code = run.exit_code.or(exit_code.filter(|code| *code != 0 || !run.is_success_doubted));
             run.oom_flag = run.oom_flag.or(oom_flag);
             run.is_exit_assumed = false;
-            return None;
+            return vec![];
         }
         self.complete_run(runtime_event);
-        let run = self.run.as_mut()?;
+        let Some(run) = &mut self.run else { return vec![] };
         // an exit before the restart has a reason of its own
         run.host_restart = run.host_restart.filter(|restart| runtime_event.at >= *restart);
         let is_engine = matches!(runtime_event.runtime, "docker" | "podman");
@@ -528,6 +534,6 @@ impl ContainerState {
         run.oom_flag = oom_flag;
         run.is_exit_assumed = false;
         run.is_exit_recorded = false; // the container may have been taken for removed before, with an exit of unknown reason
-        self.end_transition(&runtime_event.id)
+        self.end_transitions(&runtime_event.id)
     }
 }

@@ -23,7 +23,7 @@ use crate::ledger::timing::{
     EXIT_EVENT_TIMEOUT, LISTING_DELAY, NAME_TIMEOUT, NO_RUNTIME_TIMEOUT, RECONNECT_TIMEOUT, REOPEN_AFTER,
     RUN_DECIDED_AFTER, START_TOLERANCE,
 };
-use crate::lifecycle::RunNumber;
+use crate::lifecycle::{RunId, RunNumber};
 use crate::runs::usage::ContainerUsage;
 
 /// Interval between writes of the figures of running containers: a crash of memledger loses at most that.
@@ -56,6 +56,8 @@ pub struct ContainerTable {
     figures_stored: Option<Timestamp>,
     /// Number of the next run.
     next_run: RunNumber,
+    /// The highest number that was stored.
+    stored_run: RunNumber,
     changed: Vec<ContainerId>,
     /// Containers that got another name than the one before, or the first.
     renamed: Vec<Renaming>,
@@ -90,7 +92,7 @@ fn is_left(container: &Container, usage: &ContainerUsage) -> bool {
 }
 
 impl ContainerTable {
-    /// Creates the table from the stored containers. `last_number`: no run of a container that is forgotten has a higher one.
+    /// Creates the table from the stored containers. `last_number`: no run in the store has a higher one.
     pub fn new(
         filter: Filter,
         without_runtimes: bool,
@@ -158,6 +160,7 @@ impl ContainerTable {
 
     /// Makes all containers count as changed.
     pub fn mark_all_changed(&mut self) {
+        self.stored_run = 0;
         self.changed.extend(self.states.keys().cloned());
     }
 
@@ -165,6 +168,12 @@ impl ContainerTable {
     pub fn mark_running_changed(&mut self) {
         let running = self.states.iter().filter(|(_, state)| state.is_running());
         self.changed.extend(running.map(|(id, _)| id.clone()));
+    }
+
+    /// Returns the highest number of a run, if there are new ones since the last call.
+    pub fn take_last_run(&mut self) -> Option<RunNumber> {
+        let last = self.next_run - 1;
+        (std::mem::replace(&mut self.stored_run, last) != last).then_some(last)
     }
 
     /// Takes the containers that got another name since the last call.
@@ -248,7 +257,7 @@ impl ContainerTable {
         let state = self.modify(id);
         match &runtime_event.what {
             // an end that nobody reported waited for the name
-            EventKind::Exists | EventKind::Renamed => state.end_transition(id).into_iter().collect(),
+            EventKind::Exists | EventKind::Renamed => state.end_transitions(id),
             EventKind::Sandbox => {
                 state.become_sandbox();
                 vec![]
@@ -257,9 +266,9 @@ impl ContainerTable {
             EventKind::Running { pid } => self.begin_run(id, Some(runtime_event.at), *pid, false),
             EventKind::Ended { exit_code, oom_flag } => {
                 let is_new = state.run.is_none();
-                let transition = state.apply_exit(number, runtime_event, *exit_code, *oom_flag);
+                let transitions = state.apply_exit(number, runtime_event, *exit_code, *oom_flag);
                 self.next_run += RunNumber::from(is_new);
-                transition.into_iter().collect()
+                transitions
             }
             EventKind::Oom => {
                 let last = match state.run_at_mut(runtime_event.at) {
@@ -330,9 +339,11 @@ impl ContainerTable {
             self.apply_listed(report.at, container);
             self.apply_clock(now, &container.id);
             self.entry(&container.id).missing_since = None;
-            if !self.reopen_listed(now, container) && self.is_another_run(container) {
+            let reopened = self.reopen_listed(now, container);
+            if reopened.is_none() && self.is_another_run(container) {
                 transitions.extend(self.begin_run(&container.id, container.started, None, false));
             }
+            transitions.extend(reopened);
             self.record_sample(now, report.at, last_cycle, container, usage);
         }
         if self.figures_stored.is_none_or(|stored| now.since(stored) >= FIGURES_INTERVAL) {
@@ -390,18 +401,18 @@ impl ContainerTable {
         }
     }
 
-    /// Continues a run that was taken for ended and is still listed. Returns whether there was one.
-    fn reopen_listed(&mut self, now: Timestamp, container: &Container) -> bool {
-        let Some(run) = &mut self.entry(&container.id).run else { return false };
+    /// Continues a run that was taken for ended and is still listed.
+    fn reopen_listed(&mut self, now: Timestamp, container: &Container) -> Option<RunTransition> {
+        let run = self.entry(&container.id).run.as_mut()?;
         // the inventory may be slightly older than the exit; without a runtime the cgroup had no process, and has new ones
         let is_listed_after = |ended: f64| {
             run.is_exit_assumed && !container.runtime.is_empty() && now.unix_seconds() - ended > REOPEN_AFTER
         };
         if !run.ended.is_some_and(is_listed_after) {
-            return false;
+            return None;
         }
         (run.ended, run.is_exit_assumed) = (None, false);
-        true
+        Some(RunTransition::Reopened(RunId { container: container.id.clone(), number: run.number }))
     }
 
     /// Returns whether the inventory lists another run than the known one.
@@ -490,7 +501,7 @@ impl ContainerTable {
             {
                 let missing = now.unix_seconds() - now.since(since).as_secs_f64();
                 (run.ended, run.is_exit_assumed) = (Some(run.host_restart.unwrap_or(missing)), true);
-                transitions.extend(state.end_transition(id));
+                transitions.extend(state.end_transitions(id));
                 self.changed.push(id.clone());
             }
         }
@@ -595,6 +606,7 @@ impl ContainerTable {
     pub fn remove_ended(&mut self, before: f64, keep: impl Fn(&ContainerId) -> bool) -> Vec<ContainerId> {
         let ended = |state: &ContainerState| match &state.run {
             Some(run) => run.ended,
+            None if state.is_sandbox => Some(f64::MAX), // it lasts as long as its pod, whose end nothing reports
             None => Some(state.first_event_at),
         };
         let mut gone: Vec<(f64, ContainerId)> = self

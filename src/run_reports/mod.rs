@@ -331,6 +331,7 @@ mod tests {
         let runs = exits.iter().map(|exit| {
             let mut run = RunRecord { ended: Some(exit.at), ..RunRecord::default() };
             run.subject.container_id = container.as_str().into();
+            run.subject.run_number = Some(exit.id);
             (exit.id, run)
         });
         batch.runs = runs.collect();

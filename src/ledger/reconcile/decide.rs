@@ -150,7 +150,7 @@ impl Reconciler {
                     self.containers.modify(&id).count_kill(pending.counted_as.as_ref(), when);
                 }
                 let pending = &self.pending[at];
-                let (mut number_in_run, mut ended) = (None, None);
+                let (mut number_in_run, mut ended) = (None, vec![]);
                 if let (Some(id), Some(number)) = (&pending.container, pending.run)
                     && let Some(run) = self.containers.modify(id).run_mut(number)
                 {
@@ -160,7 +160,7 @@ impl Reconciler {
                         run.possible_end =
                             Some(PossibleEnd { id: pending.kill.id, at: pending.gone_at(), scope });
                     }
-                    ended = self.containers.modify(id).end_transition(id); // it waited for a sign that this is no sandbox
+                    ended = self.containers.modify(id).end_transitions(id); // it waited for a sign that this is no sandbox
                 }
                 let kill = &mut self.pending[at].kill;
                 (kill.victim, kill.number) = (Some(victim), number_in_run);
@@ -295,10 +295,6 @@ impl Reconciler {
     /// Decides the reasons that can be decided.
     pub(super) fn decide_exits(&mut self, now: Timestamp) {
         for mut pending in std::mem::take(&mut self.pending_exits) {
-            if self.run_of_exit(&pending.exit).is_some_and(|run| run.ended.is_none()) {
-                self.changes.events.insert(pending.exit.id, None); // its end was assumed, and it is listed again
-                continue;
-            }
             self.update_exit(&mut pending.exit);
             let decision = if self.awaits_last_reports(&pending, now) {
                 None

@@ -46,6 +46,7 @@ use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::store::{LedgerState, StateKind, WriteBatch};
 use crate::ledger::timing::{COUNTER_TIMEOUT, KILL_TO_EXIT, LOG_DELAY, MAX_DISORDER, UNATTRIBUTED_KEPT};
 use crate::ledger::totals::{CudaOomSource, Total, Totals};
+use crate::lifecycle::RunId;
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage::ProcessUsage;
@@ -195,8 +196,7 @@ impl Reconciler {
                 config.filter.clone(),
                 config.without_runtimes,
                 containers,
-                // runs of which only events are left: each event of an end has a new id, so these are as high at least
-                contents.last_id.max(contents.last_run),
+                contents.last_run,
             ),
             counters: Counters::new(counters, explained_at, contents.is_new()),
             accounting: OomAccounting::new(account, &config.boot_id, since_usec),
@@ -422,6 +422,19 @@ impl Reconciler {
                 let id = self.new_id();
                 self.pending_exits.push(PendingExit::new(id, *end, now));
             }
+            RunTransition::Reopened(run) => self.withdraw_exit(&run),
+        }
+    }
+
+    /// Removes an exit that is not decided yet. One that is decided is counted and published, and stays.
+    fn withdraw_exit(&mut self, run: &RunId) {
+        let is_its = |pending: &PendingExit| pending.exit.subject.run_id().as_ref() == Some(run);
+        let Some(at) = self.pending_exits.iter().position(is_its) else { return };
+        let id = self.pending_exits.remove(at).exit.id;
+        self.changes.events.insert(id, None);
+        self.changes.runs.remove(&id);
+        if let Some(run) = self.containers.modify(&run.container).run_mut(run.number) {
+            run.is_exit_recorded = false;
         }
     }
 

@@ -30,6 +30,9 @@ impl Reconciler {
         let containers = &self.containers;
         self.totals
             .write(&mut self.changes, |name| containers.iter().any(|(_, state)| state.identity == *name));
+        if let Some(last) = self.containers.take_last_run() {
+            self.changes.put(StateKind::LastRun, "", &last);
+        }
         for id in self.containers.take_changed() {
             let state =
                 self.containers.get(&id).filter(|state| state.run.is_some() || state.first_event_at > 0.0);

@@ -310,6 +310,7 @@ fn write_events(
     events: &BTreeMap<u64, Option<LedgerEvent>>,
 ) -> rusqlite::Result<()> {
     let mut remove = transaction.prepare("DELETE FROM events WHERE id = ?1")?;
+    let mut remove_run = transaction.prepare("DELETE FROM runs WHERE id = ?1")?;
     let mut put = transaction.prepare(
         "INSERT INTO events (id, at, settled, notable, container_name, container_id, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) \
          ON CONFLICT (id) DO UPDATE SET at = excluded.at, settled = excluded.settled, notable = excluded.notable, \
@@ -319,6 +320,7 @@ fn write_events(
     for (id, event) in events {
         let Some(event) = event else {
             remove.execute([signed(*id)])?;
+            remove_run.execute([signed(*id)])?;
             continue;
         };
         let (settled, notable) = (event.settled(), event.is_notable());

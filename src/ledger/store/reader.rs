@@ -246,8 +246,8 @@ pub(super) fn load(connection: &Connection) -> rusqlite::Result<LedgerState> {
     let unsettled = parse(raw(connection, "SELECT id, body FROM events WHERE settled = 0 ORDER BY id", [])?);
     let last_id = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'";
     let last_id = unsigned(connection.query_row(last_id, [], |row| row.get(0))?);
-    let last_run = "SELECT coalesce(max(run_number), 0) FROM runs";
-    let last_run = unsigned(connection.query_row(last_run, [], |row| row.get(0))?);
+    let last_record = "SELECT coalesce(max(run_number), 0) FROM runs";
+    let last_record = unsigned(connection.query_row(last_record, [], |row| row.get(0))?);
     let mut state = LedgerState::load(connection)?;
     if state.accounting.is_none() && state.started_at.is_some() {
         state.last_records = last_records(connection)?;
@@ -258,6 +258,7 @@ pub(super) fn load(connection: &Connection) -> rusqlite::Result<LedgerState> {
     let unattributed = recent.events.iter().filter_map(|event| Some((event.id(), event.unattributed_at()?)));
     state.unattributed = unattributed.collect();
     let unreadable_rows = state.unreadable_rows + unsettled.unreadable.len() as u64;
+    let last_run = state.last_run.max(last_record);
     Ok(LedgerState { unsettled: unsettled.events, last_id, last_run, unreadable_rows, ..state })
 }
 

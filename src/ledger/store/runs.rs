@@ -51,6 +51,10 @@ pub fn write(transaction: &Transaction<'_>, runs: &BTreeMap<u64, RunRecord>) -> 
     )?;
     for (id, run) in runs {
         let (subject, ended) = (&run.subject, run.ended.unwrap_or(0.0));
+        let Some(number) = subject.run_number else {
+            tracing::error!(exit = id, "a record of a run has no number; skipped");
+            continue;
+        };
         let name = &*subject.identity.name;
         statement.execute(params![
             signed(*id),
@@ -59,7 +63,7 @@ pub fn write(transaction: &Transaction<'_>, runs: &BTreeMap<u64, RunRecord>) -> 
             &*run.group,
             name,
             &*subject.container_id,
-            signed(subject.run_number.unwrap_or_default()),
+            signed(number),
             to_json(run)?
         ])?;
     }

@@ -48,6 +48,8 @@ pub enum StateKind {
     GpuCount,
     /// Unix time of the ledger's first start; its counters count from then.
     StartedAt,
+    /// The highest number of a run.
+    LastRun,
 }
 
 impl StateKind {
@@ -64,6 +66,7 @@ impl StateKind {
             Self::FollowerCursor => "follower_cursor",
             Self::GpuCount => "gpu_count",
             Self::StartedAt => "started_at",
+            Self::LastRun => "last_run",
         }
     }
 }
@@ -74,7 +77,8 @@ pub type StateChanges = BTreeMap<(StateKind, String), Option<String>>;
 /// The content of one transaction. All values are absolute, so writing them twice changes nothing.
 #[derive(Clone, Debug, Default)]
 pub struct WriteBatch {
-    /// New and changed events; a later one replaces an earlier one with the same id. `None` removes an event.
+    /// New and changed events; a later one replaces an earlier one with the same id. `None` removes an event, and the record of the run of
+    /// an exit.
     pub events: BTreeMap<u64, Option<LedgerEvent>>,
     /// Records of runs that ended, by the id of the exit.
     pub runs: BTreeMap<u64, RunRecord>,
@@ -200,7 +204,7 @@ pub struct LedgerState {
     pub unsettled: Vec<LedgerEvent>,
     /// The highest id that any event ever had, even if it was removed; 0 if there was none.
     pub last_id: u64,
-    /// The highest number of a run that has a record; 0 if there is none.
+    /// See [`StateKind::LastRun`]; at least that of each record.
     pub last_run: RunNumber,
     /// Ids of the newest unattributed kills, and when they happened: they may explain an exit that is reported late.
     pub unattributed: Vec<(u64, Interval)>,
@@ -240,6 +244,7 @@ impl LedgerState {
             follower_cursors: rows.parse(StateKind::FollowerCursor),
             gpu_counts: rows.parse(StateKind::GpuCount),
             started_at: rows.parse::<String, _>(StateKind::StartedAt).into_values().next(),
+            last_run: rows.parse::<String, _>(StateKind::LastRun).into_values().next().unwrap_or_default(),
             unreadable_rows: rows.unreadable,
             ..Self::default()
         }

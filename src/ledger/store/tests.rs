@@ -263,7 +263,8 @@ fn finds_events_by_time_name_and_id_prefix() {
 #[test]
 fn renamed_container_keeps_its_events_and_runs() {
     let mut store = Store::in_memory().unwrap();
-    let run = RunRecord { subject: subject("old", 'a'), group: "old".into(), ..RunRecord::default() };
+    let subject = ContainerRef { run_number: Some(1), ..subject("old", 'a') };
+    let run = RunRecord { subject, group: "old".into(), ..RunRecord::default() };
     let mut batch = changes((1..=250).map(|id| exit(id, id as f64, "old", 'a')));
     batch.put_event(exit(251, 251.0, "other", 'b'));
     batch.runs.insert(1, run);

@@ -270,17 +270,43 @@ fn assumed_exit_does_not_hide_the_one_that_the_runtime_reports_later() {
 
 #[test]
 fn assumed_exit_that_is_undecided_when_the_container_is_listed_again_is_withdrawn() {
+    for is_reported in [true, false] {
+        let mut story = Story::new();
+        let runtimes = [("docker", true)];
+        story.event('a', 0.1, EventKind::Started);
+        for (at, listed) in [(1.0, true), (2.0, false), (20.0, false), (31.0, true)] {
+            let running: &[_] = if listed { &[('a', Some(0.1))] } else { &[] };
+            story.cycle(at, running, &runtimes);
+            story.settle(at);
+        }
+        assert!(story.exits('a').is_empty() && story.store.runs.is_empty(), "neither an exit nor a record");
+        if is_reported {
+            story.end('a', 60.0, Some(3));
+        }
+        for at in [60.0, 75.0, 80.0] {
+            story.cycle(at, &[], &runtimes);
+            story.settle(at);
+        }
+        let reason = if is_reported { ExitReason::Error } else { ExitReason::Unknown };
+        assert_eq!(story.reasons('a'), [Some(reason)]);
+    }
+}
+
+#[test]
+fn exit_that_is_reported_in_the_step_that_reopens_its_run_is_one() {
     let mut story = Story::new();
     let runtimes = [("docker", true)];
     story.event('a', 0.1, EventKind::Started);
-    for (at, listed) in [(1.0, true), (2.0, false), (20.0, false), (31.0, true)] {
+    for (at, listed) in [(1.0, true), (2.0, false), (20.0, false)] {
         let running: &[_] = if listed { &[('a', Some(0.1))] } else { &[] };
         story.cycle(at, running, &runtimes);
         story.settle(at);
     }
-    assert!(story.exits('a').is_empty());
-    story.end('a', 60.0, Some(3));
-    story.settle(80.0);
+    story.cycle(31.0, &[('a', Some(0.1))], &runtimes);
+    story.end('a', 31.5, Some(3));
+    for at in [31.6, 50.0] {
+        story.settle(at);
+    }
     assert_eq!(story.reasons('a'), [Some(ExitReason::Error)]);
 }
 

@@ -73,6 +73,16 @@ fn sandbox_that_cycles_took_for_a_container_is_none_once_its_runtime_is_back() {
 }
 
 #[test]
+fn sandbox_is_known_for_as_long_as_its_pod_may_last() {
+    let mut story = Story::new();
+    is_sandbox(&mut story, 0.5);
+    for at in [0.5, 10_000.0, 100_000.0] {
+        story.settle(at);
+    }
+    assert!(story.reconciler.containers.get(&id('a')).is_some_and(|state| state.is_sandbox));
+}
+
+#[test]
 fn sandbox_that_ended_while_its_runtime_was_away_has_no_exit() {
     let mut story = Story::new();
     ends_unseen(&mut story, path);
