@@ -19,6 +19,7 @@ mod log_file;
 mod place;
 mod program;
 mod report;
+mod run_events;
 mod run_words;
 mod start_error;
 mod verdict;
@@ -33,17 +34,18 @@ use serde::Serialize;
 use crate::discover::history::ExistingContainer;
 use crate::discover::same_start;
 use crate::events::{
-    ContainerRef, CudaOom, Evidence, Exit, ExitReason, FIRST_UNRECORDED_ID, Identity, Kill, KillOwner,
-    LedgerEvent, OomReport, PriorUsage, UsageSample, Victim,
+    ContainerRef, CudaOom, Evidence, Exit, ExitReason, Identity, Kill, KillOwner, LedgerEvent, OomReport,
+    PriorUsage, UsageSample, Victim,
 };
 use crate::ledger::store::Query;
-use crate::ledger::timing::{CAUSE_WINDOW, EXIT_WINDOW, MIN_PAUSE};
+use crate::ledger::timing::{CAUSE_WINDOW, EXIT_WINDOW};
 use crate::ledger::totals::CudaOomSource;
 use crate::runs::RunRecord;
 pub use answer::WhyDocument;
 pub use container_log::{add_cuda_error, add_logged_error, remove_log_advice};
 use live::CurrentUsage;
 pub use log_file::{LoggedKill, LoggedKills};
+use run_events::run_of;
 pub use text::{roles, short_ids, time};
 pub use verdict::is_cuda_oom;
 
@@ -754,99 +756,6 @@ pub fn add_container(verdict: &mut Verdict, container: &ExistingContainer) {
 /// Describes a kill in one line: time, process, size, limit.
 pub fn kill_line(kill: &Kill) -> String {
     verdict::kill_line(kill)
-}
-
-/// Returns the run of an event of `subject`.
-fn run_of<'a>(
-    events: &'a [LedgerEvent],
-    event: &'a LedgerEvent,
-    subject: &'a ContainerRef,
-) -> RunSummary<'a> {
-    let exits = || {
-        events.iter().filter_map(|other| match other {
-            LedgerEvent::Exit(exit) if same_container(&exit.subject, subject) => Some(exit),
-            _ => None,
-        })
-    };
-    // in a loop of restarts several runs begin within the tolerance: the nearest one is meant
-    let is_run = |run: f64, wanted: f64| {
-        let is_nearer = |other: f64| (other - wanted).abs() < (run - wanted).abs();
-        let mut others = exits().filter_map(|exit| exit.subject.started);
-        same_start(run, wanted) && !others.any(is_nearer)
-    };
-    let exit = match event {
-        LedgerEvent::Exit(exit) => Some(exit),
-        LedgerEvent::OomKill(kill) => exits().find(|exit| {
-            is_numbered_alike(&exit.subject, subject).unwrap_or_else(|| {
-                match (exit.subject.started, subject.started) {
-                    (Some(its), Some(ours)) => is_run(its, ours),
-                    _ => exit.at >= kill.at - EXIT_WINDOW,
-                }
-            })
-        }),
-        LedgerEvent::CudaOom(_) => None, // the newest event is one only where no end is known
-        LedgerEvent::GpuError(_) => None,
-    };
-    // without a start time: everything since the previous exit
-    let ends_before = exits().filter(|other| exit.is_none_or(|exit| other.at < exit.at));
-    let end_before = ends_before.map(|other| other.at).fold(f64::NEG_INFINITY, f64::max);
-    let until = exit.map_or(f64::INFINITY, |exit| exit.at + EXIT_WINDOW);
-    let started = exit.and_then(|exit| exit.subject.started).or(subject.started);
-    let of_run = exit.map_or(subject, |exit| &exit.subject);
-    let is_of_run = |its: &ContainerRef, at: f64| {
-        is_numbered_alike(its, of_run).unwrap_or_else(|| match (its.started, started) {
-            (Some(its), Some(ours)) => is_run(ours, its),
-            _ => at > end_before && at <= until,
-        })
-    };
-    let belongs = |kill: &&Kill| match &kill.owner {
-        // the ledger knows no run of it, and has said of each end which kills may be its reason
-        KillOwner::Container(its) if exit.is_some_and(|exit| has_decided(exit, kill.id, its)) => {
-            exit.is_some_and(|exit| exit.ended_by == Some(kill.id) || exit.may_be.contains(&kill.id))
-        }
-        KillOwner::Container(its) => is_of_run(its, kill.at),
-        _ => kill.at > end_before && kill.at <= until,
-    };
-    let cuda_ooms = events.iter().filter_map(|event| match event {
-        LedgerEvent::CudaOom(oom) if same_container(&oom.subject, subject) => Some(oom),
-        _ => None,
-    });
-    let may_have_ended = |event: &&LedgerEvent| {
-        event.subject().is_none() && exit.is_some_and(|exit| exit.may_be.contains(&event.id()))
-    };
-    let unattributed_kills = events.iter().filter(may_have_ended).filter_map(|event| match event {
-        LedgerEvent::OomKill(kill) => Some(kill),
-        _ => None,
-    });
-    RunSummary {
-        subject,
-        kills: kills_of(events, subject).filter(belongs).collect(),
-        exit,
-        cuda_ooms: cuda_oom::best_source(cuda_ooms.filter(|oom| is_of_run(&oom.subject, oom.at)).collect()),
-        unattributed_kills: unattributed_kills.collect(),
-        follows_at_once: started.is_some_and(|started| started - end_before < MIN_PAUSE),
-        log_time: None,
-    }
-}
-
-fn kills_of<'a>(events: &'a [LedgerEvent], subject: &'a ContainerRef) -> impl Iterator<Item = &'a Kill> {
-    events.iter().filter_map(|event| match event {
-        LedgerEvent::OomKill(kill) => {
-            let its = event.subject().is_some_and(|its| same_container(its, subject));
-            its.then_some(kill)
-        }
-        LedgerEvent::Exit(_) | LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => None,
-    })
-}
-
-/// Returns whether an end and a kill of its container are from one ledger, which knows the run of the end only.
-fn has_decided(exit: &Exit, kill: u64, its: &ContainerRef) -> bool {
-    exit.subject.run_number.is_some() && its.run_number.is_none() && kill < FIRST_UNRECORDED_ID
-}
-
-/// Returns whether two events of a container are of one run, if both have its number.
-fn is_numbered_alike(one: &ContainerRef, other: &ContainerRef) -> Option<bool> {
-    Some(one.run_number? == other.run_number?)
 }
 
 /// Compares the ids; if one is unknown, the names.
