@@ -57,6 +57,7 @@ fn record(number: u64, now: f64) -> RunRecord {
         subject: ContainerRef {
             identity: Identity { name: format!("train-{number}").into(), ..Identity::default() },
             container_id: format!("{number:064x}").into(),
+            run_number: Some(number),
             started: Some(started),
             ..ContainerRef::default()
         },

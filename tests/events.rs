@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use memledger::events::ContainerRef;
 use memledger::events::LedgerEvent;
 use memledger::ledger::store::{FILE, Store, WriteBatch};
 use memledger::runs::RunRecord;
@@ -185,7 +186,8 @@ fn stalled_readers_of_runs_use_one_page_each() {
     let record = |id: u64| {
         let settings = [("note".into(), "x".repeat(40_000).into())].into();
         let (run, ended) = (format!("run-{id}").into(), Some(1.7e9 + id as f64));
-        (id, RunRecord { run, ended, settings, ..RunRecord::default() })
+        let subject = ContainerRef { run_number: Some(id), ..ContainerRef::default() };
+        (id, RunRecord { run, ended, settings, subject, ..RunRecord::default() })
     };
     store.commit(&WriteBatch { runs: (1..=RUNS).map(record).collect(), ..WriteBatch::default() }).unwrap();
     drop(store);

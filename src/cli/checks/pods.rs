@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(missing.fix, "in the values of the Helm chart: hostPID: true");
         let mut unmounted = Check::none(RESOURCES, format!("{NO_SOCKET} at /kubelet.sock"), LOST, "mount it");
         advise(&mut unmounted);
-        assert!(unmounted.fix.contains("podResources.enabled: true"), "{}", unmounted.fix);
+        assert!(unmounted.fix.contains("podResources.path: the directory"), "{}", unmounted.fix);
         let mut weaker =
             Check::good("kernel log", "syslog(2)").weaker("a second", "docker run --device /dev/kmsg");
         advise(&mut weaker);
