@@ -1,6 +1,6 @@
 //! Text for people: errors with their causes, names from outside, sizes, times, and what an unknown name may stand for.
 //!
-//! The only place that formats a size or a time span, or makes text from outside safe to show.
+//! Sizes and time spans of screens and sentences are formatted here, and text from outside is made safe to show.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -70,13 +70,22 @@ pub fn bounded(text: &str) -> Arc<str> {
     first_chars(&printable, MAX_LABEL_CHARS).into()
 }
 
-/// Quotes a word for a shell where it needs that.
+/// Quotes a word for a shell where it needs that: one with control characters in the form of Bash, which shows them escaped.
 pub fn shell_quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,@%+".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();
     }
-    format!("'{}'", word.replace(char::is_control, "?").replace('\'', "'\\''"))
+    if word.contains(char::is_control) {
+        let escaped = word.chars().map(|c| match c {
+            '\'' | '\\' => format!("\\{c}"),
+            '\n' => "\\n".to_owned(),
+            _ if c.is_control() => format!("\\u{:04x}", u32::from(c)),
+            _ => c.to_string(),
+        });
+        return format!("$'{}'", escaped.collect::<String>());
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 /// Formats bytes in powers of 1024, as `docker stats` does.
@@ -254,8 +263,8 @@ mod tests {
 
     #[test]
     fn word_is_quoted_where_a_shell_needs_it() {
-        let quoted = ["train.py", "a b", "it's", "", "a\nb"].map(shell_quoted);
-        assert_eq!(quoted, ["train.py", "'a b'", r"'it'\''s'", "''", "'a?b'"]);
+        let quoted = ["train.py", "a b", "it's", "", "it's\nb\t"].map(shell_quoted);
+        assert_eq!(quoted, ["train.py", "'a b'", r"'it'\''s'", "''", r"$'it\'s\nb\u0009'"]);
     }
 
     #[test]

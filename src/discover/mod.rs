@@ -550,6 +550,8 @@ pub enum EventKind {
     },
     /// It exists, and is the sandbox of a pod: no container, though its cgroup looks like that of one while its runtime is away.
     Sandbox,
+    /// It was the sandbox of a pod, and its runtime does not list it any more.
+    SandboxRemoved,
     /// The runtime reports an OOM. Not a count.
     Oom,
     /// A user requested this signal through the runtime. Docker reports the end of a `docker stop` without a signal: after the exit, and

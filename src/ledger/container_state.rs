@@ -52,6 +52,9 @@ pub struct ContainerState {
     /// It is the sandbox of a pod, by its runtime, and no container: no cycle begins a run of it.
     #[serde(default)]
     pub is_sandbox: bool,
+    /// Unix time since which its runtime does not list the sandbox any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub removed_at: Option<f64>,
     /// Excluded by the filters.
     pub hidden: bool,
     /// Current or last run; `None` if it was never seen running.
@@ -173,8 +176,9 @@ impl ContainerState {
     }
 
     /// Makes it the sandbox of a pod, which cycles may have taken for a container.
-    pub(super) fn become_sandbox(&mut self) {
+    pub(super) fn become_sandbox(&mut self, at: f64) {
         (self.is_sandbox, self.run, self.uncounted_starts) = (true, None, 0);
+        (self.first_event_at, self.removed_at) = (at, None);
         self.ended_runs.clear();
     }
 
@@ -189,7 +193,8 @@ impl ContainerState {
     pub fn correct_times(&mut self, step: &ClockStep) {
         step.correct(&mut self.first_event_at);
         let former = self.former.iter_mut().map(|former| &mut former.until);
-        former.chain(&mut self.last_kill).chain(&mut self.renamed_at).for_each(|at| step.correct(at));
+        let others = self.last_kill.iter_mut().chain(&mut self.renamed_at).chain(&mut self.removed_at);
+        former.chain(others).for_each(|at| step.correct(at));
         self.oom_event_at.iter_mut().chain(&mut self.dropped_until).for_each(|at| step.correct(at));
         self.ended_runs.iter_mut().chain(&mut self.run).for_each(|run| run.correct_times(step));
     }
@@ -416,8 +421,11 @@ impl ContainerState {
                 (run.ended, run.is_exit_assumed) = (run.host_restart.or(started), true);
             }
         }
+        let may_be_sandbox = self.may_be_sandbox();
         self.ended_runs.extend(self.run.take());
-        transitions.extend(self.end_transitions(id)); // a sandbox does not begin again
+        if !may_be_sandbox {
+            transitions.extend(self.end_transitions(id));
+        }
         if self.ended_runs.len() > MAX_UNDECIDED_RUNS {
             self.drop_oldest_run();
         }

@@ -34,6 +34,8 @@ const MAX_HOST_MEMORY: usize = 64;
 const MAX_HOLDERS: usize = 5;
 /// The engine that reports requests to stop. Pods have none in CRI, and Podman has none at its API.
 const REPORTS_REQUESTS: &str = "docker";
+/// For how many seconds the sandbox of a pod is known whose removal nothing reported.
+const SANDBOX_KEPT: f64 = 30.0 * 86_400.0;
 /// Maximum number of ended containers that are kept.
 const MAX_ENDED: usize = 5_000;
 
@@ -259,7 +261,11 @@ impl ContainerTable {
             // an end that nobody reported waited for the name
             EventKind::Exists | EventKind::Renamed => state.end_transitions(id),
             EventKind::Sandbox => {
-                state.become_sandbox();
+                state.become_sandbox(runtime_event.at);
+                vec![]
+            }
+            EventKind::SandboxRemoved => {
+                state.removed_at = Some(runtime_event.at);
                 vec![]
             }
             EventKind::Started => self.begin_run(id, Some(runtime_event.at), None, true),
@@ -606,7 +612,9 @@ impl ContainerTable {
     pub fn remove_ended(&mut self, before: f64, keep: impl Fn(&ContainerId) -> bool) -> Vec<ContainerId> {
         let ended = |state: &ContainerState| match &state.run {
             Some(run) => run.ended,
-            None if state.is_sandbox => Some(f64::MAX), // it lasts as long as its pod, whose end nothing reports
+            // one that was removed while memledger did not run stays for longer
+            None if state.is_sandbox => Some(state.removed_at.unwrap_or(state.first_event_at + SANDBOX_KEPT))
+                .filter(|at| *at < before),
             None => Some(state.first_event_at),
         };
         let mut gone: Vec<(f64, ContainerId)> = self

@@ -473,7 +473,7 @@ fn keep_names(runtime_events: Vec<RuntimeEvent>) -> Vec<RuntimeEvent> {
     let named = runtime_events.into_iter().filter(|runtime_event| runtime_event.named.is_some());
     named
         .map(|runtime_event| match runtime_event.what {
-            EventKind::Renamed | EventKind::Sandbox => runtime_event,
+            EventKind::Renamed | EventKind::Sandbox | EventKind::SandboxRemoved => runtime_event,
             _ => RuntimeEvent { what: EventKind::Exists, ..runtime_event },
         })
         .collect()

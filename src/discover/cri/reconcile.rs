@@ -28,7 +28,9 @@ use crate::clock::Timestamp;
 use crate::config::{CriSettings, Filter};
 use crate::discover::reconcile::{Responses, Runtime};
 use crate::discover::status_queries;
-use crate::discover::{ConnectionState, ContainerId, ContainerRecord, EventKind, RuntimeEvent, RuntimeState};
+use crate::discover::{
+    ConnectionState, ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent, RuntimeState,
+};
 
 /// Sandboxes are listed at least once per this many lists of containers.
 const LISTS_PER_SANDBOX_LIST: u32 = 2;
@@ -203,23 +205,23 @@ impl<'a> CriReconciler<'a> {
         self.source.set_connection(ConnectionState::Up);
     }
 
-    /// Reports new sandboxes to the ledger: a pause process may be killed like any other.
+    /// Reports new sandboxes to the ledger, and those that are gone: a pause process may be killed like any other.
     fn apply_sandboxes(&mut self, now: Timestamp) {
         let ids: HashSet<_> = self.pods.keys().map(|id| ContainerId::new(id)).collect();
         let mut state = self.source.lock();
         if state.sandboxes == ids {
             return;
         }
-        let new = self.pods.iter().filter(|(id, _)| !state.sandboxes.contains(&ContainerId::new(id)));
-        let exists = |(id, sandbox): (&String, &Sandbox)| RuntimeEvent {
-            runtime: RUNTIME,
-            socket: std::sync::Arc::default(),
-            id: ContainerId::new(id),
-            at: now.unix_seconds(),
-            named: Some(sandbox.details(self.filter)),
-            what: EventKind::Sandbox,
+        let event = |id: ContainerId, named: Option<ContainerDetails>, what: EventKind| {
+            let socket = std::sync::Arc::default();
+            RuntimeEvent { runtime: RUNTIME, socket, id, at: now.unix_seconds(), named, what }
         };
-        let runtime_events: Vec<_> = new.map(exists).collect();
+        let all = self.pods.iter().map(|(id, sandbox)| (ContainerId::new(id), sandbox));
+        let new = all.filter(|(id, _)| !state.sandboxes.contains(id));
+        let new = new.map(|(id, sandbox)| event(id, Some(sandbox.details(self.filter)), EventKind::Sandbox));
+        let removed = state.sandboxes.difference(&ids);
+        let removed = removed.map(|id| event(id.clone(), None, EventKind::SandboxRemoved));
+        let runtime_events: Vec<_> = new.chain(removed).collect();
         state.sandboxes = ids;
         state.generation += 1;
         drop(state);

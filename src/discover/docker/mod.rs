@@ -118,6 +118,7 @@ impl DockerResumeState {
             }
             EventKind::Exists
             | EventKind::Sandbox
+            | EventKind::SandboxRemoved
             | EventKind::Oom
             | EventKind::SignalRequested { .. }
             | EventKind::Renamed => {}

@@ -320,8 +320,9 @@ fn in_order(
     events: Vec<RuntimeEvent>,
     lines: Vec<ObservedRecord>,
 ) -> Vec<(f64, Item)> {
-    let (named, events): (Vec<_>, Vec<_>) =
-        events.into_iter().partition(|event| matches!(event.what, EventKind::Exists | EventKind::Sandbox));
+    let (named, events): (Vec<_>, Vec<_>) = events.into_iter().partition(|event| {
+        matches!(event.what, EventKind::Exists | EventKind::Sandbox | EventKind::SandboxRemoved)
+    });
     let mut items: Vec<(f64, Item)> =
         events.into_iter().map(|event| (event.at, Item::Runtime(event))).collect();
     let mut last = 0.0_f64;

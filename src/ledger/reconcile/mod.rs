@@ -196,7 +196,7 @@ impl Reconciler {
                 config.filter.clone(),
                 config.without_runtimes,
                 containers,
-                contents.last_run,
+                contents.last_run.max(contents.last_id), // nearly as high, if the row of the number is lost
             ),
             counters: Counters::new(counters, explained_at, contents.is_new()),
             accounting: OomAccounting::new(account, &config.boot_id, since_usec),

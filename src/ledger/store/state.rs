@@ -77,8 +77,8 @@ pub type StateChanges = BTreeMap<(StateKind, String), Option<String>>;
 /// The content of one transaction. All values are absolute, so writing them twice changes nothing.
 #[derive(Clone, Debug, Default)]
 pub struct WriteBatch {
-    /// New and changed events; a later one replaces an earlier one with the same id. `None` removes an event, and the record of the run of
-    /// an exit.
+    /// New and changed events; a later one replaces an earlier one with the same id. `None` removes an event, and the stored
+    /// record of the run of an exit.
     pub events: BTreeMap<u64, Option<LedgerEvent>>,
     /// Records of runs that ended, by the id of the exit.
     pub runs: BTreeMap<u64, RunRecord>,
@@ -134,6 +134,9 @@ impl WriteBatch {
     pub fn merge(&mut self, later: WriteBatch) {
         for (id, identity) in later.renames {
             self.rename(id, identity);
+        }
+        for (id, _) in later.events.iter().filter(|(_, event)| event.is_none()) {
+            self.runs.remove(id);
         }
         self.events.extend(later.events);
         self.runs.extend(later.runs);

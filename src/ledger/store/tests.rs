@@ -290,6 +290,37 @@ fn renamed_container_keeps_its_events_and_runs() {
 }
 
 #[test]
+fn withdrawn_exit_takes_its_record_with_it() {
+    let record = |number: u64| {
+        let subject = ContainerRef { run_number: Some(number), ..subject("train", 'a') };
+        RunRecord { subject, ended: Some(1.0), ..RunRecord::default() }
+    };
+    let with_exit = || {
+        let mut batch = changes([exit(1, 1.0, "train", 'a')]);
+        batch.runs.insert(1, record(7));
+        batch
+    };
+    let withdrawn = || WriteBatch { events: [(1, None)].into(), ..WriteBatch::default() };
+    let left = |batches: Vec<WriteBatch>| {
+        let mut store = Store::in_memory().unwrap();
+        batches.iter().for_each(|batch| store.commit(batch).unwrap());
+        let reader = store.reader();
+        let events = reader.events(&Query::default()).unwrap().len();
+        (events, reader.runs(&RunQuery::default()).unwrap().len())
+    };
+    assert_eq!(left(vec![with_exit()]), (1, 1));
+    assert_eq!(left(vec![with_exit(), withdrawn()]), (0, 0));
+    // both waited for the disk
+    let mut waiting = with_exit();
+    waiting.merge(withdrawn());
+    assert_eq!(left(vec![waiting]), (0, 0));
+    // an event that there is no room for loses its row, and not its record
+    let mut dropped = with_exit();
+    dropped.drop_oldest(0, 1);
+    assert_eq!(left(vec![with_exit(), dropped]), (0, 1));
+}
+
+#[test]
 fn finds_container_by_its_pod() {
     let mut store = Store::in_memory().unwrap();
     let in_pod = |id: u64, namespace: &str, pod: &str| {

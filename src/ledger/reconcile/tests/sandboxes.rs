@@ -73,13 +73,28 @@ fn sandbox_that_cycles_took_for_a_container_is_none_once_its_runtime_is_back() {
 }
 
 #[test]
-fn sandbox_is_known_for_as_long_as_its_pod_may_last() {
+fn sandbox_is_known_until_it_was_removed() {
     let mut story = Story::new();
     is_sandbox(&mut story, 0.5);
     for at in [0.5, 10_000.0, 100_000.0] {
         story.settle(at);
     }
     assert!(story.reconciler.containers.get(&id('a')).is_some_and(|state| state.is_sandbox));
+    story.named_event('a', 100_001.0, 100_001.0, None, EventKind::SandboxRemoved);
+    for at in [100_001.0, 200_000.0] {
+        story.settle(at);
+    }
+    assert!(story.reconciler.containers.get(&id('a')).is_none());
+}
+
+#[test]
+fn sandbox_whose_removal_nothing_reported_is_forgotten_some_day() {
+    let mut story = Story::new();
+    is_sandbox(&mut story, 0.5);
+    for at in [0.5, 3e6] {
+        story.settle(at);
+    }
+    assert!(story.reconciler.containers.get(&id('a')).is_none());
 }
 
 #[test]
