@@ -217,7 +217,8 @@ pub struct Kill {
     /// the kubelet sets both and the kernel names the pod's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub alone_in_pod: bool,
-    /// How it was attributed: `kmsg`, `proc`, `processes`, `cgroup`, `runtime`; empty if not attributed.
+    /// How it was attributed: `kmsg`, `proc`, `processes`, `cgroup`, `runtime`; `set`: several containers lost
+    /// processes, as many as counted, and which was whose is not known; empty if not attributed.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub method: Arc<str>,
     /// What the kernel logged about memory and processes at the kill; `None` if it logged none, or it cannot be shown to be

@@ -321,6 +321,7 @@ fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, S
     let is_complete = is_decided(kill) && (limit != LimitPosition::Unnamed || kill.scope == OomScope::Host);
     let confidence = match cause {
         Cause::OomUnnamed => Confidence::Likely,
+        _ if is_one_of_a_set(kill) => Confidence::Likely,
         // its status may be its own, or evidence may still arrive
         _ if failed && run.exit.is_some_and(|exit| exit.reason.is_none() || is_ambiguous(exit)) => {
             Confidence::Likely
@@ -372,6 +373,11 @@ fn host_ran_out(kill: &Kill, machine: &str) -> String {
     }
 }
 
+/// Returns true if several containers lost processes at that time, and which was whose is not known.
+fn is_one_of_a_set(kill: &Kill) -> bool {
+    &*kill.method == "set"
+}
+
 fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: LimitPosition) -> String {
     let after = after(kill, run, main);
     if kill.kernel_usec.is_none() {
@@ -403,8 +409,13 @@ fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: LimitPo
         },
         (_, LimitPosition::Unnamed) => reached_by("a cgroup (most likely the container's own)", bytes, kill),
     };
+    let or_another = if is_one_of_a_set(kill) {
+        " (or another process at that time: other containers lost some too, and only their number is known)"
+    } else {
+        ""
+    };
     format!(
-        "{} the kernel's OOM killer killed {}{}, because {why}; {after}",
+        "{} the kernel's OOM killer killed {}{or_another}{}, because {why}; {after}",
         when(kill, run),
         process(kill),
         on_request_of(kill)

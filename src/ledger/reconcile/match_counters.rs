@@ -1,9 +1,9 @@
 //! Attributes kills by evidence that has numbers but no pids: the cgroups' counters, and the runtimes' OOM events. Pure.
 //!
-//! Kills and numbers that can be of the same time are matched together ([`assign`]). There are two rules: if one container
-//! alone is a candidate, and its number is large enough, all these kills are its; kills without a record are only numbers
-//! themselves, so each candidate gets its number of them. Everything else stays unattributed: where several containers lost
-//! processes, the numbers do not tell which process was whose.
+//! Kills and numbers that can be of the same time are looked at together ([`assign`]). There are two rules: if one
+//! container alone is a candidate, and its number is large enough, all these kills are its; if there are several, and
+//! the sum of their numbers is the number of kills, each gets its number, in order of time. The numbers are right then,
+//! but which process was whose is not known, and the event says so (method `set`). Everything else stays unattributed.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -55,8 +55,8 @@ pub struct Assignment {
     pub at: usize,
     /// The container.
     pub id: ContainerId,
-    /// The source of the candidate, which is how the kill was attributed.
-    pub source: &'static str,
+    /// How it was attributed: `cgroup`, `runtime` or `set`.
+    pub method: &'static str,
 }
 
 /// Assigns kills to candidates. `is_final`: no more evidence will arrive for the kills with these indexes. Kills that can be of one time
@@ -119,27 +119,37 @@ fn connected(
 fn assign_connected(kills: &[&OwnerlessKill], candidates: &[&Candidate], is_final: bool) -> Vec<Assignment> {
     let counted: u64 = kills.iter().map(|kill| kill.counted).sum();
     let sum: u64 = candidates.iter().map(|candidate| candidate.kills).sum();
-    let to = |kill: &OwnerlessKill, candidate: &Candidate| Assignment {
+    let to = |kill: &&OwnerlessKill, candidate: &Candidate, method| Assignment {
         at: kill.at,
         id: candidate.id.clone(),
-        source: candidate.source,
+        method,
     };
     let is_counted = candidates.iter().all(|candidate| candidate.source == "cgroup");
     let Some(only) = candidates.first() else { return vec![] };
     if candidates.iter().all(|candidate| candidate.id == only.id)
         && (sum == counted || sum > counted && is_counted)
     {
-        return kills.iter().map(|kill| to(kill, only)).collect();
+        return kills.iter().map(|kill| to(kill, only, only.source)).collect();
     }
-    if kills.iter().all(|kill| kill.is_gap) && (sum == counted || is_final && sum < counted) {
+    let is_gap = |kill: &&OwnerlessKill| kill.is_gap;
+    if kills.iter().all(is_gap) && (sum == counted || is_final && sum < counted) {
         // a kill without a record is only a number: any of that time will do
         let is_certain = |candidate: &&&Candidate| sum == counted || candidate.source == "cgroup";
         let mut left = VecDeque::from(kills.to_vec());
         let assignment = |owner: &Candidate| {
             let at = left.iter().position(|kill| owner.happened.overlaps(&kill.happened))?;
-            Some(to(left.remove(at)?, owner))
+            Some(to(&left.remove(at)?, owner, owner.source))
         };
         return repeated(candidates.iter().filter(is_certain)).filter_map(assignment).collect();
+    }
+    let pairs: Vec<_> = std::iter::zip(kills, repeated(candidates.iter())).collect();
+    let is_possible = pairs.iter().all(|(kill, owner)| owner.happened.overlaps(&kill.happened));
+    if sum == counted
+        && pairs.len() == kills.len()
+        && is_possible
+        && kills.iter().all(|kill| kill.counted == 1)
+    {
+        return pairs.into_iter().map(|(kill, owner)| to(kill, owner, "set")).collect();
     }
     vec![]
 }
@@ -182,13 +192,17 @@ impl Reconciler {
             |kill: &OwnerlessKill, than: Duration| now.since(self.pending[kill.at].noticed) >= than;
         let is_final = |kill: &OwnerlessKill| after > Duration::ZERO && is_older(kill, FORCED_MATCH_AFTER);
         let assigned = assign(&kills, candidates, |kill| is_older(kill, after), is_final);
-        for Assignment { at, id, source } in assigned {
-            let text = match source {
+        for Assignment { at, id, method } in assigned {
+            let text = match method {
                 "cgroup" => "its cgroup counted a kill that has no other explanation",
-                _ => "its runtime reported an OOM and an exit by SIGKILL without a stop request",
+                "runtime" => "its runtime reported an OOM and an exit by SIGKILL without a stop request",
+                _ => {
+                    "several containers lost processes at that time, this one as many as its cgroup counted; it may have been another one's process"
+                }
             };
+            let source = if method == "runtime" { "runtime" } else { "cgroup" };
             self.pending[at].kill.evidence.push(Evidence::new(source, text));
-            self.assign_owner(at, PathOwner::Container(id), source);
+            self.assign_owner(at, PathOwner::Container(id), method);
         }
     }
 
@@ -292,7 +306,7 @@ mod tests {
     fn owners(kills: &[OwnerlessKill], candidates: &[Candidate], is_final: bool) -> Vec<(usize, String)> {
         let assigned = assign(kills, candidates, |_| true, |_| is_final);
         let mut owners: Vec<_> =
-            assigned.into_iter().map(|it| (it.at, format!("{} {}", it.id.as_str(), it.source))).collect();
+            assigned.into_iter().map(|it| (it.at, format!("{} {}", it.id.as_str(), it.method))).collect();
         owners.sort();
         owners
     }
@@ -309,12 +323,15 @@ mod tests {
     }
 
     #[test]
-    fn kills_with_records_of_several_containers_stay_ownerless() {
+    fn several_candidates_get_their_numbers_or_nothing() {
         let kills = [kill(0, 1.0, false), kill(1, 1.2, false)];
         let two = [candidate("b", 1, 0.5, 2.1), candidate("a", 1, 0.5, 2.0)];
-        assert_eq!(owners(&kills, &two, true), [], "which process was whose is not known");
-        let mixed = [kill(0, 1.0, false), kill(1, 1.2, true)];
-        assert_eq!(owners(&mixed, &two, true), [], "one has a record");
+        let owner = |at, text: &str| (at, text.to_owned());
+        assert_eq!(owners(&kills, &two, false), [owner(0, "a set"), owner(1, "b set")]);
+        let three = [kill(0, 1.0, false), kill(1, 1.2, false), kill(2, 1.3, false)];
+        let uneven = [candidate("a", 2, 0.5, 2.0), candidate("b", 1, 0.5, 2.0)];
+        assert_eq!(owners(&three, &uneven, false), [owner(0, "a set"), owner(1, "a set"), owner(2, "b set")]);
+        assert_eq!(owners(&kills, &uneven, true), [], "one record is missing");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //!
 //! | | fault | tests, here if no module is named |
 //! | --- | --- | --- |
-//! | L1 | a group kill names the next container | `groups::group_kill_does_not_name_the_next_container`, `groups::each_group_line_names_its_own_victims`, `groups::members_of_two_group_kills_at_once_are_unattributed`, `groups::group_line_after_lost_records_does_not_name_the_next_container` |
+//! | L1 | a group kill names the next container | `groups::group_kill_does_not_name_the_next_container`, `groups::each_group_line_names_its_own_victims`, `groups::two_group_kills_at_once_are_matched_by_their_counters`, `groups::group_line_after_lost_records_does_not_name_the_next_container` |
 //! | L2 | an exit whose record was overwritten is "not an OOM kill" | `late::exit_that_a_lost_record_may_explain_is_unknown`, `late::lost_record_is_attributed_to_the_exit_that_the_runtime_calls_an_oom` |
 //! | L3 | counters fall to 0 if the store cannot be written at the start | `oom::durable::read_only_directory_keeps_counts_over_restarts`, `oom::durable::full_disk_at_start_keeps_counts_and_is_written_when_there_is_space` |
 //! | L4 | after a power loss each container has an error of its own | `runs::run_of_an_earlier_boot_ends_by_the_restart_of_the_host`, `runs::exit_before_the_reboot_keeps_its_own_reason` |
