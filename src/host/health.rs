@@ -14,7 +14,7 @@ pub struct Health {
     logged_at: Option<Timestamp>,
     /// Least time between two failures that are logged.
     min_interval: Duration,
-    /// The reason that was logged, if reasons are told apart.
+    /// The reason that was logged, if reasons are distinguished.
     reason: String,
 }
 
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn another_reason_is_logged_where_reasons_are_told_apart() {
+    fn another_reason_is_logged_where_reasons_are_distinguished() {
         let (mut health, now) = (Health::default(), Timestamp::now());
         assert_eq!(["a", "a", "b"].map(|reason| health.failed_because(now, reason)), [true, false, true]);
         assert!(health.recovered() && health.failed_because(now, "b"));

@@ -101,7 +101,7 @@ impl<S: Sink> Follower<S> {
                 return;
             }
             if let Ok(Err(_)) = tokio::time::timeout(delay, stop.wait_for(Option::is_some)).await {
-                return; // nobody is left who could stop it
+                return; // the sender of the stop request is gone
             }
         }
     }
