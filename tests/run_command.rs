@@ -554,7 +554,9 @@ impl SystemdUser {
 
 impl Drop for SystemdUser {
     fn drop(&mut self) {
+        let _ = Command::new("loginctl").args(["disable-linger", "memledger-test"]).status();
         let _ = Command::new("loginctl").args(["terminate-user", "memledger-test"]).status();
+        let _ = Command::new("userdel").args(["--force", "--remove", "memledger-test"]).status();
     }
 }
 

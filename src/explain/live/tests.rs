@@ -1,5 +1,6 @@
 use super::replay::Replay;
 use super::*;
+use crate::discover::run::RUNTIME as RUN_RUNTIME;
 use crate::ledger::interval::{Interval, Written};
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::sources::kernel_log::LogEntry;
@@ -91,12 +92,16 @@ impl Past {
     }
 
     fn found(&self, log_since: f64) -> Vec<LedgerEvent> {
+        self.found_with_log(Some(log_since))
+    }
+
+    fn found_with_log(&self, log_since: Option<f64>) -> Vec<LedgerEvent> {
         let replay = Replay {
             boot_id: "boot".into(),
             host_pids: true,
             limits: [(ID.to_owned(), 64 << 20)].into(),
             cgroups: HashMap::new(),
-            log_since: Some(self.now.unix_seconds() - log_since),
+            log_since: log_since.map(|ago| self.now.unix_seconds() - ago),
             ends: self.ends.clone(),
         };
         let mut block = KillAssembler::default();
@@ -378,6 +383,15 @@ fn exit_by_sigkill_just_now_has_no_reason_yet() {
     let mut past = Past::new();
     past.ran(90.0, 0.5, 137);
     assert_eq!(exits(&past.found(1_000.0)), [(None, Some(137))]);
+}
+
+#[test]
+fn run_that_counted_a_kill_waits_for_no_log_that_cannot_be_read() {
+    let mut past = Past::new();
+    past.ran(90.0, 0.5, 137);
+    past.events.iter_mut().for_each(|event| event.runtime = RUN_RUNTIME);
+    assert_eq!(exits(&past.found_with_log(None)), [(Some(ExitReason::Unknown), Some(137))]);
+    assert_eq!(exits(&past.found_with_log(Some(1_000.0))), [(None, Some(137))], "its record may be late");
 }
 
 #[test]

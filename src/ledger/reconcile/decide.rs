@@ -376,7 +376,7 @@ impl Reconciler {
         let request = run.map_or(StopRequest::None, |run| stop_request(run, exit.at, exit.exit_code));
         // the record of a run is complete, and its cgroup its own: only a kill that it counted may still be read
         let counted = run.filter(|_| exit.subject.is_run()).and_then(|run| run.oom_flag);
-        let is_complete = counted == Some(false) || counted == Some(true) && !self.log_up;
+        let is_complete = counted == Some(false) || counted == Some(true) && !self.has_log_of(exit.at);
         let is_early = now.since(pending.noticed) < EVIDENCE_TIMEOUT && !is_complete;
         let may_be_requested =
             &*exit.subject.runtime == "podman" && now.since(pending.noticed) < REQUEST_REPLY_TIMEOUT;
