@@ -10,7 +10,7 @@
 //!                                |
 //!            discover   lists the containers and finds their cgroups
 //!                                |
-//!            lifecycle  names the runs of containers
+//!            lifecycle  which run of a container it is, and how far
 //!                                |
 //!            reporter   receives what processes of containers report from inside
 //!                                |

@@ -6,8 +6,8 @@ use super::{Cause, Confidence, Verdict, is_cuda_oom};
 use crate::container_logs::tail::LoggedError;
 use crate::events::{CudaOom, Evidence, ExitReason, LedgerEvent};
 use crate::ledger::run::SIGKILL_STATUS;
-use crate::ledger::timing::{LOG_TOLERANCE, MAX_LOGGED_AGE};
 use crate::ledger::totals::CudaOomSource;
+use crate::lifecycle::timing::{LOG_TOLERANCE, MAX_LOGGED_AGE};
 use crate::parse::log_error::LogError;
 use crate::text::bytes;
 

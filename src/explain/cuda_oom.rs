@@ -3,8 +3,8 @@
 use super::text::{name, time};
 use super::{Cause, Confidence, RunSummary};
 use crate::events::{CudaOom, Evidence, Exit, GpuHolder, OwnGpuProcess};
-use crate::ledger::timing::{CUDA_OOM_WINDOW, MAX_UNCAUGHT_AGE};
 use crate::ledger::totals::CudaOomSource;
+use crate::lifecycle::timing::{CUDA_OOM_WINDOW, MAX_UNCAUGHT_AGE};
 use crate::runs::leak::growth_text;
 use crate::runs::setting_names::KnownSetting;
 use crate::runs::{allocator, setting_number};

@@ -38,8 +38,8 @@ use crate::events::{
     PriorUsage, UsageSample, Victim,
 };
 use crate::ledger::store::Query;
-use crate::ledger::timing::{CAUSE_WINDOW, EXIT_WINDOW};
 use crate::ledger::totals::CudaOomSource;
+use crate::lifecycle::timing::{CAUSE_WINDOW, EXIT_WINDOW};
 use crate::runs::RunRecord;
 pub use answer::WhyDocument;
 pub use container_log::{add_cuda_error, add_logged_error, remove_log_advice};

@@ -3,7 +3,7 @@
 use super::{RunSummary, cuda_oom, same_container};
 use crate::discover::same_start;
 use crate::events::{ContainerRef, Exit, FIRST_UNRECORDED_ID, Kill, KillOwner, LedgerEvent};
-use crate::ledger::timing::{EXIT_WINDOW, MIN_PAUSE};
+use crate::lifecycle::timing::{EXIT_WINDOW, MIN_PAUSE};
 
 /// Returns the run of an event of `subject`.
 pub(super) fn run_of<'a>(

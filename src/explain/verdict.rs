@@ -9,7 +9,7 @@ use super::{
 };
 use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
 use crate::ledger::run::SIGKILL_STATUS;
-use crate::ledger::timing::{GROUP_WINDOW, RECORD_DELAY};
+use crate::lifecycle::timing::{GROUP_WINDOW, RECORD_DELAY};
 use crate::parse::container_id;
 use crate::parse::kernel_log::NoKill;
 use crate::runs::hit_limit::LimitPosition;

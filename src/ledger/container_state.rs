@@ -14,8 +14,8 @@ use super::run::Run;
 use crate::clock::{ClockStep, Timestamp, is_same_report};
 use crate::discover::{ContainerId, PathClaim, RuntimeEvent};
 use crate::events::{ContainerRef, Identity, PriorUsage};
-use crate::ledger::timing::{CLOCK_TOLERANCE, MAX_START_EVENT_DELAY, START_TOLERANCE, STOP_REPORT_DELAY};
-use crate::lifecycle::{RunId, RunNumber};
+use crate::lifecycle::timing::{CLOCK_TOLERANCE, MAX_START_EVENT_DELAY, START_TOLERANCE, STOP_REPORT_DELAY};
+use crate::lifecycle::{ReportedEnd, RunId, RunNumber, RunStart, StartOf, StartReport};
 use crate::parse::kubernetes;
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage_history::roles;
@@ -73,8 +73,6 @@ pub struct ContainerState {
     /// Unix time of its last kill, under whatever name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_kill: Option<f64>,
-    #[serde(skip)]
-    pub(super) missing_since: Option<Timestamp>,
     /// Runs before the current one, oldest first.
     #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     pub(super) ended_runs: VecDeque<Run>,
@@ -148,7 +146,7 @@ struct RunRank {
 impl ContainerState {
     /// Returns true if it is running, as far as known.
     pub fn is_running(&self) -> bool {
-        self.run.as_ref().is_some_and(|run| run.ended.is_none())
+        self.run.as_ref().is_some_and(|run| run.ended().is_none())
     }
 
     /// Gives it another name at this Unix time. Returns the name before; `None` if it was the same.
@@ -202,7 +200,7 @@ impl ContainerState {
     /// Adds the details of an event to the run in progress, for a run that no cycle sees.
     pub fn complete_run(&mut self, runtime_event: &RuntimeEvent) {
         if let (Some(run), Some(details)) = (&mut self.run, &runtime_event.named)
-            && run.ended.is_none()
+            && run.ended().is_none()
             && !self.hidden
         {
             run.figures.complete(&runtime_event.id, details);
@@ -217,19 +215,19 @@ impl ContainerState {
             image: Arc::clone(&self.image),
             runtime: Arc::clone(&self.runtime),
             run_number: run.map(|run| run.number),
-            started: run.and_then(|run| run.started),
+            started: run.and_then(|run| run.start.first),
             former_names: self.former.iter().map(|former| Arc::clone(&former.identity.name)).collect(),
         }
     }
 
     /// Returns the peaks of the run in progress; `None` if it does not run.
     pub fn stored_peaks(&self) -> Option<StoredPeaks> {
-        self.run.as_ref().filter(|run| run.ended.is_none()).map(|run| run.figures.stored_peaks())
+        self.run.as_ref().filter(|run| run.ended().is_none()).map(|run| run.figures.stored_peaks())
     }
 
     /// Returns the record of the run in progress; `None` if it does not run, or if no cycle has seen it.
     pub fn record_of_running(&self, id: &ContainerId) -> Option<RunRecord> {
-        let run = self.run.as_ref().filter(|run| run.ended.is_none())?;
+        let run = self.run.as_ref().filter(|run| run.ended().is_none())?;
         RunRecord::of_running(self.subject(id, Some(run)), &run.figures, run.kills, run.oom_limit)
     }
 
@@ -254,8 +252,8 @@ impl ContainerState {
             // it began after the end of the one before, unless the clock was set back between them
             let is_set_back = run.begin().is_some_and(|began| began < begin - START_TOLERANCE);
             let earliest = if is_set_back { start } else { begin.max(start) };
-            let window = Interval::new(earliest, run.latest_end().unwrap_or(f64::INFINITY));
-            begin = run.latest_end().map_or(begin, |ended| ended + CLOCK_TOLERANCE);
+            let window = Interval::new(earliest, run.phase.latest_end().unwrap_or(f64::INFINITY));
+            begin = run.phase.latest_end().map_or(begin, |ended| ended + CLOCK_TOLERANCE);
             if !window.overlaps(happened) {
                 continue;
             }
@@ -268,7 +266,7 @@ impl ContainerState {
             let rank = RunRank {
                 by_pid: pid.is_some() && run.pid == pid,
                 sigkill,
-                nearness: -(run.started.unwrap_or(window.earliest) - at).max(at - window.latest).max(0.0),
+                nearness: -(run.start.first.unwrap_or(window.earliest) - at).max(at - window.latest).max(0.0),
                 overlap: window.overlap(happened),
             };
             let is_likely = (window.earliest..=window.latest + CLOCK_TOLERANCE).contains(&at);
@@ -300,7 +298,7 @@ impl ContainerState {
         let runs = self.ended_runs.iter_mut().chain(&mut self.run);
         runs.into_iter().find(|run| {
             run.begin().is_none_or(|started| started <= at + CLOCK_TOLERANCE)
-                && run.ended.is_none_or(|ended| ended + CLOCK_TOLERANCE >= at)
+                && run.ended().is_none_or(|ended| ended + CLOCK_TOLERANCE >= at)
         })
     }
 
@@ -321,7 +319,7 @@ impl ContainerState {
     /// Forgets the figures of a run whose record is complete.
     pub fn forget_figures(&mut self, number: RunNumber) {
         // one whose end was assumed may be listed again
-        let last = self.run.iter_mut().filter(|run| run.ended.is_some() && !run.is_exit_assumed);
+        let last = self.run.iter_mut().filter(|run| run.ended().is_some() && !run.phase.is_end_assumed());
         let mut runs = self.ended_runs.iter_mut().chain(last);
         if let Some(run) = runs.find(|run| run.number == number) {
             run.figures = RunFigures::default();
@@ -334,13 +332,12 @@ impl ContainerState {
     }
 
     fn end_transition(&mut self, id: &ContainerId) -> Option<RunTransition> {
-        let may_be_sandbox = self.may_be_sandbox();
+        if self.may_be_sandbox() {
+            return None;
+        }
         let mut runs = self.ended_runs.iter_mut().chain(&mut self.run);
-        let run =
-            runs.find(|run| run.ended.is_some() && !run.is_exit_recorded).filter(|_| !may_be_sandbox)?;
-        run.is_exit_recorded = true;
-        let run = run.clone();
-        let ended = run.ended.unwrap_or(f64::INFINITY);
+        let run = runs.find_map(|run| run.phase.record().then_some(&*run))?.clone();
+        let ended = run.ended().unwrap_or(f64::INFINITY);
         Some(RunTransition::Ended(Box::new(End {
             id: id.clone(),
             subject: self.subject(id, Some(&run)),
@@ -353,7 +350,7 @@ impl ContainerState {
     /// reported its end, and none of its processes was killed.
     fn may_be_sandbox(&self) -> bool {
         let is_in_pod = |path: &PathBuf| kubernetes::qos(&path.to_string_lossy()).is_some();
-        let is_unknown = |run: &Run| run.is_exit_assumed && run.kills == 0;
+        let is_unknown = |run: &Run| run.phase.is_end_unreported() && run.kills == 0;
         !self.named
             && self.cgroup.as_ref().is_some_and(is_in_pod)
             && self.run.as_ref().is_some_and(is_unknown)
@@ -375,50 +372,26 @@ impl ContainerState {
         Some(PriorUsage { samples, roles, settings, ..PriorUsage::default() })
     }
 
-    /// Starts a run that began at `started`, unless it is known already. `number`: that of a new run.
+    /// Starts a run by a report of its start, unless it is known already. `number`: that of a new run.
     pub(super) fn begin_run(
         &mut self,
         id: &ContainerId,
         number: RunNumber,
-        started: Option<f64>,
+        report: StartReport,
         pid: Option<u32>,
-        is_event: bool,
     ) -> Vec<RunTransition> {
         let mut transitions = Vec::new();
         let previous_end = self.previous_end();
         if let Some(run) = self.run.as_mut() {
-            let is_after = |end: f64| run.begin().is_some_and(|state| end <= state);
-            let is_before = |end: f64| started.is_some_and(|reported| reported < end);
-            if previous_end.is_some_and(|end| is_after(end) && is_before(end)) {
-                return transitions; // a repeated report of an earlier run
-            }
-            let is_of_this_boot = run.host_restart.is_none() || run.ended.is_some();
-            let same = is_of_this_boot
-                && match (run.started, started, run.ended) {
-                    // a late report after the exit; a start after that exit is another run, however soon it came
-                    (known, Some(other), Some(ended)) => {
-                        other <= ended || known.is_some_and(|known| is_same_report(known, other))
-                    }
-                    (Some(_), Some(other), None) => {
-                        run.began_at(other, previous_end) || is_event && run.can_have_start_event(other)
-                    }
-                    (_, _, ended) => ended.is_none(),
-                };
-            if same {
-                run.pid = run.pid.or(pid);
-                run.started = run.started.or(started);
-                if run.ended.is_none() {
-                    run.add_start(started, previous_end);
-                    run.start_event = run.start_event.or(started.filter(|_| is_event));
+            match run.start.compare(&run.phase, report, previous_end) {
+                StartOf::Earlier => return transitions,
+                StartOf::This => {
+                    run.pid = run.pid.or(pid);
+                    run.start.add(report, &run.phase, previous_end);
+                    return transitions;
                 }
-                return transitions;
-            }
-            if run.begin().zip(started).is_some_and(|(state, reported)| reported < state) {
-                return transitions; // a late report of an earlier run
-            }
-            if run.ended.is_none() {
-                // its exit was not reported, and the next run has begun
-                (run.ended, run.is_exit_assumed) = (run.host_restart.or(started), true);
+                // its end was not reported, unless it is known
+                StartOf::Next => run.phase.assume_end(report.at.or(run.begin()).unwrap_or_default()),
             }
         }
         let may_be_sandbox = self.may_be_sandbox();
@@ -429,11 +402,9 @@ impl ContainerState {
         if self.ended_runs.len() > MAX_UNDECIDED_RUNS {
             self.drop_oldest_run();
         }
-        let is_of_run = |at: &mut f64| started.is_some_and(|started| *at >= started - CLOCK_TOLERANCE);
+        let is_of_run = |at: &mut f64| report.at.is_some_and(|started| *at >= started - CLOCK_TOLERANCE);
         let oom_event_at = self.oom_event_at.take_if(is_of_run);
-        let start_event = started.filter(|_| is_event);
-        self.run = Some(Run { number, started, start_event, pid, oom_event_at, ..Run::default() });
-        self.missing_since = None;
+        self.run = Some(Run { number, start: RunStart::new(report), pid, oom_event_at, ..Run::default() });
         transitions.push(RunTransition::Began(id.clone()));
         transitions
     }
@@ -467,7 +438,7 @@ impl ContainerState {
 
     fn drop_oldest_run(&mut self) {
         if let Some(run) = self.ended_runs.pop_front() {
-            self.dropped_until = run.ended.or(self.dropped_until);
+            self.dropped_until = run.ended().or(self.dropped_until);
         }
     }
 
@@ -479,7 +450,7 @@ impl ContainerState {
         let Some(run) = self.run.iter_mut().chain(self.ended_runs.iter_mut().rev()).find(may_be_its) else {
             return;
         };
-        let after_end = run.ended.map(|ended| at - ended);
+        let after_end = run.ended().map(|ended| at - ended);
         let has_signal = run.stop_requests.iter().any(|(_, signal)| signal.is_some());
         let is_confirmation = match after_end {
             Some(after) => (0.0..STOP_REPORT_DELAY).contains(&after),
@@ -506,42 +477,31 @@ impl ContainerState {
         exit_code: Option<i64>,
         oom_flag: Option<bool>,
     ) -> Vec<RunTransition> {
+        let mut report = ReportedEnd { at: runtime_event.at, reported_at: None, exit_code, oom_flag };
         let run = self.run.get_or_insert_with(|| Run { number, ..Run::default() });
         if run.begin().is_some_and(|started| runtime_event.at < started) {
-            let same = |run: &&mut Run| {
-                run.ended.is_some_and(|ended| (ended - runtime_event.at).abs() < START_TOLERANCE)
+            let is_same = |run: &&mut Run| {
+                run.ended().is_some_and(|ended| (ended - runtime_event.at).abs() < START_TOLERANCE)
             };
-            if let Some(earlier) = self.ended_runs.iter_mut().rev().find(same) {
-                earlier.exit_code = earlier.exit_code.or(exit_code);
-                earlier.oom_flag = earlier.oom_flag.or(oom_flag);
+            if let Some(earlier) = self.ended_runs.iter_mut().rev().find(is_same) {
+                earlier.phase.report_end(&report);
                 return vec![];
             }
         }
         if run.begin().is_some_and(|started| runtime_event.at + START_TOLERANCE < started) {
             return vec![];
         }
-        // an assumed end that is no event yet is this one
-        run.ended = run.ended.filter(|_| run.is_exit_recorded);
-        if run.ended.is_some() {
-            // reported already, or assumed: add what was missing
-            run.exit_code = run.exit_code.or(exit_code.filter(|code| *code != 0 || !run.is_success_doubted));
-            run.oom_flag = run.oom_flag.or(oom_flag);
-            run.is_exit_assumed = false;
-            return vec![];
+        if matches!(runtime_event.runtime, "docker" | "podman")
+            && let Some(likely) = run.late_end(runtime_event.at)
+        {
+            (report.at, report.reported_at) = (likely, Some(runtime_event.at));
         }
-        self.complete_run(runtime_event);
-        let Some(run) = &mut self.run else { return vec![] };
-        // an exit before the restart has a reason of its own
-        run.host_restart = run.host_restart.filter(|restart| runtime_event.at >= *restart);
-        let is_engine = matches!(runtime_event.runtime, "docker" | "podman");
-        let ended = if is_engine { run.likely_end(runtime_event.at) } else { runtime_event.at };
-        // of an end that it missed, an engine reports 0
-        run.is_success_doubted = ended != runtime_event.at;
-        run.ended = Some(run.host_restart.unwrap_or(ended));
-        run.exit_code = exit_code.filter(|code| *code != 0 || !run.is_success_doubted);
-        run.oom_flag = oom_flag;
-        run.is_exit_assumed = false;
-        run.is_exit_recorded = false; // the container may have been taken for removed before, with an exit of unknown reason
-        self.end_transitions(&runtime_event.id)
+        if run.phase.end().is_none_or(|end| !end.is_recorded) && !self.hidden {
+            runtime_event.named.iter().for_each(|details| run.figures.complete(&runtime_event.id, details));
+        }
+        match run.phase.report_end(&report) {
+            true => self.end_transitions(&runtime_event.id),
+            false => vec![],
+        }
     }
 }

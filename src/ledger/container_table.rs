@@ -19,11 +19,11 @@ use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
 use crate::discover::{Container, ContainerId, EventKind, Identity, PathClaim, RuntimeEvent, run};
 use crate::events::{MemoryHolder, OUTSIDE_CONTAINERS, PriorUsage};
-use crate::ledger::timing::{
-    EXIT_EVENT_TIMEOUT, LISTING_DELAY, NAME_TIMEOUT, NO_RUNTIME_TIMEOUT, RECONNECT_TIMEOUT, REOPEN_AFTER,
+use crate::lifecycle::timing::{
+    EXIT_EVENT_TIMEOUT, LISTING_DELAY, NAME_TIMEOUT, NO_RUNTIME_TIMEOUT, RECONNECT_TIMEOUT,
     RUN_DECIDED_AFTER, START_TOLERANCE,
 };
-use crate::lifecycle::{RunId, RunNumber};
+use crate::lifecycle::{RunId, RunNumber, StartReport};
 use crate::runs::usage::ContainerUsage;
 
 /// Interval between writes of the figures of running containers: a crash of memledger loses at most that.
@@ -268,8 +268,12 @@ impl ContainerTable {
                 state.removed_at = Some(runtime_event.at);
                 vec![]
             }
-            EventKind::Started => self.begin_run(id, Some(runtime_event.at), None, true),
-            EventKind::Running { pid } => self.begin_run(id, Some(runtime_event.at), *pid, false),
+            EventKind::Started => {
+                self.begin_run(id, StartReport { at: Some(runtime_event.at), is_event: true }, None)
+            }
+            EventKind::Running { pid } => {
+                self.begin_run(id, StartReport { at: Some(runtime_event.at), is_event: false }, *pid)
+            }
             EventKind::Ended { exit_code, oom_flag } => {
                 let is_new = state.run.is_none();
                 let transitions = state.apply_exit(number, runtime_event, *exit_code, *oom_flag);
@@ -291,16 +295,10 @@ impl ContainerTable {
         }
     }
 
-    fn begin_run(
-        &mut self,
-        id: &ContainerId,
-        started: Option<f64>,
-        pid: Option<u32>,
-        is_event: bool,
-    ) -> Vec<RunTransition> {
+    fn begin_run(&mut self, id: &ContainerId, report: StartReport, pid: Option<u32>) -> Vec<RunTransition> {
         let number = self.next_run;
         let state = self.modify(id);
-        let transitions = state.begin_run(id, number, started, pid, is_event);
+        let transitions = state.begin_run(id, number, report, pid);
         if state.has_surplus_runs() {
             self.with_surplus_runs.insert(id.clone());
         }
@@ -344,10 +342,11 @@ impl ContainerTable {
             }
             self.apply_listed(report.at, container);
             self.apply_clock(now, &container.id);
-            self.entry(&container.id).missing_since = None;
+            self.entry(&container.id).run.iter_mut().for_each(|run| run.phase.list());
             let reopened = self.reopen_listed(now, container);
             if reopened.is_none() && self.is_another_run(container) {
-                transitions.extend(self.begin_run(&container.id, container.started, None, false));
+                let report = StartReport { at: container.started, is_event: false };
+                transitions.extend(self.begin_run(&container.id, report, None));
             }
             transitions.extend(reopened);
             self.record_sample(now, report.at, last_cycle, container, usage);
@@ -402,7 +401,7 @@ impl ContainerTable {
     fn apply_clock(&mut self, now: Timestamp, id: &ContainerId) {
         let Some(run) = &mut self.entry(id).run else { return };
         if run.begin().is_some_and(|begin| begin > now.unix_seconds() + START_TOLERANCE) {
-            run.earliest_start = Some(now.unix_seconds());
+            run.start.earliest = Some(now.unix_seconds());
             self.changed.push(id.clone());
         }
     }
@@ -411,14 +410,9 @@ impl ContainerTable {
     fn reopen_listed(&mut self, now: Timestamp, container: &Container) -> Option<RunTransition> {
         let run = self.entry(&container.id).run.as_mut()?;
         // the inventory may be slightly older than the exit; without a runtime the cgroup had no process, and has new ones
-        let is_listed_after = |ended: f64| {
-            run.is_exit_assumed && !container.runtime.is_empty() && now.unix_seconds() - ended > REOPEN_AFTER
-        };
-        if !run.ended.is_some_and(is_listed_after) {
-            return None;
-        }
-        (run.ended, run.is_exit_assumed) = (None, false);
-        Some(RunTransition::Reopened(RunId { container: container.id.clone(), number: run.number }))
+        let is_same = !container.runtime.is_empty() && run.phase.reopen(now.unix_seconds());
+        is_same
+            .then(|| RunTransition::Reopened(RunId { container: container.id.clone(), number: run.number }))
     }
 
     /// Returns whether the inventory lists another run than the known one.
@@ -427,9 +421,9 @@ impl ContainerTable {
             return true;
         };
         let is_later = |(one, other): (f64, f64)| other >= one + START_TOLERANCE;
-        run.started.zip(container.started).is_some_and(is_later)
-            || run.ended.is_none() && run.host_restart.is_some()
-            || run.ended.is_some() && container.runtime.is_empty()
+        run.start.first.zip(container.started).is_some_and(is_later)
+            || run.phase.is_before_restart()
+            || run.ended().is_some() && container.runtime.is_empty()
     }
 
     /// Records what a container used in the cycle at `at`, if that was after the begin of its run.
@@ -456,10 +450,10 @@ impl ContainerTable {
         }
         // a cycle that began before the run saw the one before it
         let is_of_run = |started: f64| {
-            let same = |listed: f64| run.began_at(listed, previous_end);
+            let same = |listed: f64| run.start.is_at(listed, previous_end);
             started <= at.unix_seconds() && container.started.is_none_or(same)
         };
-        if run.ended.is_some() || !run.begin().is_none_or(is_of_run) {
+        if run.ended().is_some() || !run.begin().is_none_or(is_of_run) {
             return;
         }
         run.figures.record_host(host_memory, usage);
@@ -484,12 +478,13 @@ impl ContainerTable {
             if !state.is_running() || state.hidden || listed.contains(id) {
                 continue;
             }
-            let since = *state.missing_since.get_or_insert(report.at);
+            let Some(run) = &mut state.run else { continue };
+            let since = run.phase.miss(report.at);
             let may_be_listed_yet = |run: &Run| {
                 run.usage.is_empty()
                     && run.begin().is_none_or(|begin| report.at.unix_seconds() < begin + LISTING_DELAY)
             };
-            if let Some(run) = state.run.as_mut().filter(|run| !may_be_listed_yet(run)) {
+            if !may_be_listed_yet(run) {
                 run.record_processes(report.at, false);
             }
             let timeout = match self.connections.iter().find(|(runtime, _)| **runtime == *state.runtime) {
@@ -502,11 +497,8 @@ impl ContainerTable {
                 None => NO_RUNTIME_TIMEOUT,
             };
             // by the cycles: the newest of those that waited may list it again
-            if report.at.since(since) >= timeout
-                && let Some(run) = state.run.as_mut()
-            {
-                let missing = now.unix_seconds() - now.since(since).as_secs_f64();
-                (run.ended, run.is_exit_assumed) = (Some(run.host_restart.unwrap_or(missing)), true);
+            if report.at.since(since) >= timeout {
+                run.phase.assume_end(now.unix_seconds() - now.since(since).as_secs_f64());
                 transitions.extend(state.end_transitions(id));
                 self.changed.push(id.clone());
             }
@@ -517,11 +509,10 @@ impl ContainerTable {
     /// Marks the runs that had not ended before the host was restarted at this Unix time. If it `is_known` that there is none of this
     /// boot among them, those that seem to have begun later are marked too: the clock may have been wrong.
     pub fn apply_host_restart(&mut self, at: f64, is_known: bool) {
-        let is_of_old_boot =
-            |run: &&mut Run| run.ended.is_none() && (is_known || run.begin().is_none_or(|begin| begin < at));
+        let is_of_old_boot = |run: &&mut Run| is_known || run.begin().is_none_or(|begin| begin < at);
         for (id, state) in &mut self.states {
             if let Some(run) = state.run.as_mut().filter(is_of_old_boot) {
-                run.host_restart = Some(at);
+                run.phase.outlive(at);
                 self.changed.push(id.clone());
             }
         }
@@ -532,7 +523,7 @@ impl ContainerTable {
     pub fn host_usage(&self, at: f64) -> Option<PriorUsage> {
         let (_, (total, available)) = *self.host_memory.iter().rev().find(|(taken, _)| *taken <= at)?;
         let holder = |state: &ContainerState| {
-            let run = state.run.as_ref().filter(|run| run.ended.is_none_or(|ended| ended >= at - 1.0))?;
+            let run = state.run.as_ref().filter(|run| run.ended().is_none_or(|ended| ended >= at - 1.0))?;
             let unreclaimable_bytes = run.samples_until(at).pop()?.unreclaimable_bytes?;
             let holder = MemoryHolder { name: Arc::clone(&state.identity.name), unreclaimable_bytes };
             Some((state.cgroup.clone().unwrap_or_default(), holder))
@@ -575,7 +566,7 @@ impl ContainerTable {
             let is_of_pod = is_below
                 || state.identity.k8s_pod == pod.k8s_pod && state.identity.k8s_namespace == pod.k8s_namespace;
             let ran = |run: &Run| {
-                run.begin().is_none_or(|begin| begin <= at) && run.ended.is_none_or(|ended| ended >= at)
+                run.begin().is_none_or(|begin| begin <= at) && run.ended().is_none_or(|ended| ended >= at)
             };
             is_of_pod && other != id && state.all_runs().any(ran)
         };
@@ -611,7 +602,7 @@ impl ContainerTable {
     /// Removes containers that ended before this Unix time, and those above the limit. Returns their ids.
     pub fn remove_ended(&mut self, before: f64, keep: impl Fn(&ContainerId) -> bool) -> Vec<ContainerId> {
         let ended = |state: &ContainerState| match &state.run {
-            Some(run) => run.ended,
+            Some(run) => run.ended(),
             // one that was removed while memledger did not run stays for longer
             None if state.is_sandbox => Some(state.removed_at.unwrap_or(state.first_event_at + SANDBOX_KEPT))
                 .filter(|at| *at < before),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::{ClockStep, Timestamp};
 use crate::ledger::sources::kernel_log::LogEntry;
-use crate::ledger::timing::{CLOCK_TOLERANCE, MAX_DRIFT};
+use crate::lifecycle::timing::{CLOCK_TOLERANCE, MAX_DRIFT};
 use crate::parse::kernel_log::Line;
 
 /// A span of Unix time, in seconds.

@@ -10,7 +10,6 @@
 //! | `container_state.rs`, `run.rs` | one container, and the start and end of each of its runs |
 //! | `container_table.rs` | all known containers, from runtime events and from the cycle |
 //! | `reconcile/` | pure: how many kills there were, whose they were, whether they ended the container, and why it exited |
-//! | `timing.rs` | all windows of time by which evidence is related |
 //! | `totals.rs` | the counters, which never decrease |
 //! | `writer.rs`, `store` | commits the results |
 //! | `follow.rs` | hands settled events and records of runs to their sinks: the log (`event_log.rs`), OTLP, reports |
@@ -28,7 +27,6 @@ pub mod run;
 pub mod service;
 pub mod sources;
 pub mod store;
-pub mod timing;
 pub mod totals;
 pub mod victim_probe;
 mod writer;

@@ -8,11 +8,10 @@ use serde::{Deserialize, Serialize};
 use super::interval::Interval;
 use crate::clock::{ClockStep, Timestamp};
 use crate::events::{OomScope, UsageSample};
-use crate::ledger::timing::{
-    CLOCK_TOLERANCE, LISTED_AFTER_KILL, MAX_END_EVENT_DELAY, MAX_START_EVENT_DELAY, START_TOLERANCE,
-    STOP_REQUEST_WINDOW, USAGE_KEPT,
+use crate::lifecycle::timing::{
+    CLOCK_TOLERANCE, LISTED_AFTER_KILL, MAX_END_EVENT_DELAY, START_TOLERANCE, STOP_REQUEST_WINDOW, USAGE_KEPT,
 };
-use crate::lifecycle::RunNumber;
+use crate::lifecycle::{RunNumber, RunPhase, RunStart};
 use crate::runs::RunFigures;
 use crate::runs::hit_limit::HitLimit;
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
@@ -39,21 +38,12 @@ pub struct PossibleEnd {
 pub struct Run {
     /// Its number: with the container it identifies the run.
     pub number: RunNumber,
-    /// Unix time of the start, by its first report.
-    pub started: Option<f64>,
-    /// Unix time of the earliest report of this start. Runtimes take the time of a start before they create its process, and send its
-    /// event after that, later by what the hooks of the container take.
-    pub earliest_start: Option<f64>,
-    /// Unix time of that event.
-    pub start_event: Option<f64>,
+    /// When it began.
+    pub start: RunStart,
+    /// How far it is.
+    pub phase: RunPhase,
     /// Host pid of the first process.
     pub pid: Option<u32>,
-    /// Unix time of the exit.
-    pub ended: Option<f64>,
-    /// Exit code.
-    pub exit_code: Option<i64>,
-    /// The runtime's OOMKilled flag.
-    pub oom_flag: Option<bool>,
     /// Unix time of the runtime's last OOM event during this run. One is also sent without a kill.
     pub oom_event_at: Option<f64>,
     /// Stop requests: Unix time and signal; the last ones, oldest first.
@@ -68,23 +58,14 @@ pub struct Run {
     pub oom_limit: Option<HitLimit>,
     /// The last kill of a child that may have ended the run: no exit was reported in time.
     pub possible_end: Option<PossibleEnd>,
-    /// Unix time at which the host was restarted: the run began before that, and no exit before that is reported.
-    pub host_restart: Option<f64>,
-    /// No source reported the exit: the container was only not listed any more, or its next run began.
-    pub(super) is_exit_assumed: bool,
     /// The runtime reported the end of a stop: Docker does so just after the exit, from version 28 on just before it.
     pub is_stop_confirmed: bool,
-    /// Its end was reported so late that an exit code of 0 is not trusted.
-    #[serde(default)]
-    pub(super) is_success_doubted: bool,
     /// Unix time of its last CUDA out-of-memory error.
     pub cuda_oom: Option<f64>,
     /// Unix time of the last one in its log.
     pub cuda_oom_in_log: Option<f64>,
     /// Unix time of the last one that a process did not catch.
     pub uncaught_cuda_oom: Option<f64>,
-    /// Its exit is an event already.
-    pub(super) is_exit_recorded: bool,
     /// What the record of this run will have; empty once the record is complete.
     pub(super) figures: RunFigures,
     /// When the next run was noticed.
@@ -113,34 +94,29 @@ pub struct Run {
 impl Run {
     /// Returns when it began, as far as known.
     pub fn begin(&self) -> Option<f64> {
-        self.earliest_start.or(self.started)
+        self.start.begin()
     }
 
-    /// Returns true if a reported start is that of this run: it is between the known reports, or it is earlier, but later than the end of
-    /// the run before.
-    pub fn began_at(&self, reported: f64, previous_end: Option<f64>) -> bool {
-        let (Some(started), Some(earliest)) = (self.started, self.begin()) else { return true };
-        let latest = self.start_event.map_or(started, |event| event.max(started));
-        let is_before = reported < started && previous_end.is_none_or(|end| reported > end);
-        reported < latest + START_TOLERANCE && (reported > earliest - START_TOLERANCE || is_before)
+    /// Returns the Unix time of its end.
+    pub fn ended(&self) -> Option<f64> {
+        self.phase.ended()
     }
 
-    /// Returns true if the runtime's event at this Unix time can be that of this start, which was only listed so far.
-    pub fn can_have_start_event(&self, at: f64) -> bool {
-        let is_soon = |begin: f64| (0.0..MAX_START_EVENT_DELAY).contains(&(at - begin));
-        self.start_event.is_none() && self.begin().is_some_and(is_soon)
+    /// Returns the exit code.
+    pub fn exit_code(&self) -> Option<i64> {
+        self.phase.end()?.exit_code
     }
 
-    /// Corrects the times, if the clock was set; not those of its start, which the runtime goes on to report as they were.
+    /// Returns the runtime's OOMKilled flag.
+    pub fn oom_flag(&self) -> Option<bool> {
+        self.phase.end()?.oom_flag
+    }
+
+    /// Corrects the times, if the clock was set.
     pub fn correct_times(&mut self, step: &ClockStep) {
-        if step.seconds() < 0.0
-            && let Some(mut begin) = self.begin()
-        {
-            step.correct(&mut begin);
-            self.earliest_start = Some(begin);
-        }
+        self.start.correct_times(step);
+        self.phase.correct_times(step);
         let times = [
-            self.ended.as_mut(),
             self.oom_event_at.as_mut(),
             self.last_kill.as_mut().map(|(_, at)| at),
             self.possible_end.as_mut().map(|end| &mut end.at),
@@ -156,52 +132,41 @@ impl Run {
         self.history.correct_times(step);
     }
 
-    /// Adds a report of its start.
-    pub fn add_start(&mut self, reported: Option<f64>, previous_end: Option<f64>) {
-        let earlier = reported.filter(|reported| previous_end.is_none_or(|end| *reported > end));
-        self.earliest_start = self.begin().into_iter().chain(earlier).reduce(f64::min);
-    }
-
     /// Returns after which Unix time the next run can have begun.
     pub fn latest_known(&self) -> Option<f64> {
-        if !self.is_exit_assumed {
-            return self.ended;
+        if !self.phase.is_end_assumed() {
+            return self.ended();
         }
         // a sample just before an assumed end may be of the next run
-        self.started.map(|started| started + START_TOLERANCE).or(self.figures.last_sampled())
+        self.start.first.map(|started| started + START_TOLERANCE).or(self.figures.last_sampled())
     }
 
     /// Returns true if it exited by SIGKILL, and neither a stop request nor a known kill explains that.
     pub fn is_sigkill_unexplained(&self) -> bool {
         let is_requested = |ended: f64| self.stop_signals_before(ended).next().is_some();
-        self.exit_code == Some(SIGKILL_STATUS)
+        self.exit_code() == Some(SIGKILL_STATUS)
             && self.ended_by.is_none()
-            && self.ended.is_some_and(|ended| !is_requested(ended))
+            && self.ended().is_some_and(|ended| !is_requested(ended))
     }
 
     /// Returns true if this Unix time is between its reported start and end.
     pub fn is_reported_at(&self, at: f64) -> bool {
-        self.started.is_none_or(|started| started <= at + CLOCK_TOLERANCE)
-            && self.latest_end().is_none_or(|ended| at <= ended + CLOCK_TOLERANCE)
-    }
-
-    /// Returns when it ended, or the restart of the host before which it must have.
-    pub fn latest_end(&self) -> Option<f64> {
-        self.ended.or(self.host_restart)
+        self.start.first.is_none_or(|started| started <= at + CLOCK_TOLERANCE)
+            && self.phase.latest_end().is_none_or(|ended| at <= ended + CLOCK_TOLERANCE)
     }
 
     /// Returns true if this was its first process, by the runtime, and it can have been killed at that time.
     pub fn had_first_pid(&self, pid: u32, happened: &Interval) -> bool {
-        let start = self.started.map_or(f64::NEG_INFINITY, |started| started - START_TOLERANCE);
+        let start = self.start.first.map_or(f64::NEG_INFINITY, |started| started - START_TOLERANCE);
         // a replayed record of this pid may be of another process, before or after this run
-        let end = self.latest_end().map_or(f64::INFINITY, |ended| ended + START_TOLERANCE);
+        let end = self.phase.latest_end().map_or(f64::INFINITY, |ended| ended + START_TOLERANCE);
         self.pid == Some(pid) && Interval::new(start, end).overlaps(happened)
     }
 
     /// Returns true if a cycle saw this process, and it can have been killed at that time: not long before it was seen,
     /// nor after a cycle that did not see it any more.
     pub fn had_process(&self, pid: u32, comm: &str, happened: &Interval) -> bool {
-        let mut gone = self.latest_end().map_or(f64::INFINITY, |ended| ended + START_TOLERANCE);
+        let mut gone = self.phase.latest_end().map_or(f64::INFINITY, |ended| ended + START_TOLERANCE);
         for (at, usage) in self.usage.iter().rev() {
             if usage.processes.iter().any(|process| process.pid == pid && *process.comm == *comm) {
                 return Interval::new(at - LISTED_AFTER_KILL, gone.max(*at)).overlaps(happened);
@@ -243,11 +208,11 @@ impl Run {
         self.empty_since.map(|since| since.max(kill))
     }
 
-    /// Returns when it ended, by the reported time: an engine that did not respond for a while reports an end when it resumes, long after
-    /// the last cycle that saw a process of it.
-    pub fn likely_end(&self, reported: f64) -> f64 {
+    /// Returns when it ended, if its end is reported late: an engine that did not respond for a while reports one when it resumes, long
+    /// after the last cycle that saw a process of it.
+    pub fn late_end(&self, reported: f64) -> Option<f64> {
         let is_late = |since: &f64| self.had_processes && reported - since > MAX_END_EVENT_DELAY;
-        self.empty_since.filter(is_late).unwrap_or(reported)
+        self.empty_since.filter(is_late)
     }
 
     /// Records whether a cycle saw processes of it.

@@ -15,7 +15,7 @@ use crate::discover::{CgroupMaker, CgroupOwners, ContainerId, Hierarchy, Version
 use crate::host::process::read_stat;
 use crate::host::{Dir, HostPaths};
 use crate::ledger::sources::cgroup_namespace::CgroupNamespace;
-use crate::ledger::timing::START_RESOLUTION;
+use crate::lifecycle::timing::START_RESOLUTION;
 use crate::parse::container_id;
 use crate::parse::kernel_log::Killed;
 use crate::parse::kernel_log::kills::KillRecord;

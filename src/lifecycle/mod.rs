@@ -1,9 +1,21 @@
-//! Which run of a container is this? Pure: no I/O, no clock.
+//! Which run of a container is this, and how far is it? Pure: no I/O, no clock.
 //!
 //! A run begins when the container starts and ends when it exits. Its times are reports: they come late, twice, in another order and
 //! with another precision from each source. So nothing identifies a run by them: it gets a number when it begins, and each event and
 //! record of it has that.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `id.rs` | the name of a run |
+//! | `start.rs` | which run a reported start is of |
+//! | `phase.rs` | how far a run is, and how its end became known |
+//! | `timing.rs` | all windows of time by which evidence is related |
 
 mod id;
+mod phase;
+mod start;
+pub mod timing;
 
 pub use id::{RunId, RunNumber};
+pub use phase::{EndSource, ReportedEnd, RunEnd, RunPhase};
+pub use start::{RunStart, StartOf, StartReport};

@@ -33,10 +33,10 @@ use crate::ledger::sources::cgroup_oom_events::CgroupCounters;
 use crate::ledger::sources::kernel_log::KernelLog;
 use crate::ledger::sources::vmstat_oom::OomCounter;
 use crate::ledger::store::Query;
-use crate::ledger::timing::{
+use crate::ledger::victim_probe::VictimProbe;
+use crate::lifecycle::timing::{
     DECIDED_AFTER, GAP_TOLERANCE, MAX_DISAGREEMENT, MAX_START_EVENT_DELAY, SAME_EXIT, START_TOLERANCE,
 };
-use crate::ledger::victim_probe::VictimProbe;
 use crate::parse::kernel_log::kills::KillAssembler;
 use crate::parse::keyed;
 use crate::text::error_chain;

@@ -17,7 +17,7 @@ use crate::ledger::reconcile::{ObservedRecord, Reconciler, ReconcilerConfig};
 use crate::ledger::run::SIGKILL_STATUS;
 use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::store::LedgerState;
-use crate::ledger::timing::{
+use crate::lifecycle::timing::{
     DRIFT_TOLERANCE, EXIT_DELAY, EXIT_WINDOW, MAX_DRIFT, SAME_EXIT, SETTLED_AFTER, STOP_REQUEST_WINDOW,
 };
 use crate::parse::kernel_log::kills::KillRecord;

@@ -11,7 +11,7 @@ use crate::clock::{ClockStep, Timestamp};
 use crate::discover::ContainerId;
 use crate::ledger::interval::Interval;
 use crate::ledger::sources::cgroup_oom_events::CounterReading;
-use crate::ledger::timing::CLOCK_TOLERANCE;
+use crate::lifecycle::timing::CLOCK_TOLERANCE;
 
 #[derive(Debug)]
 struct Counter {

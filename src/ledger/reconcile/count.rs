@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Timestamp;
 use crate::ledger::interval::{Interval, LogClock};
 use crate::ledger::sources::kernel_log::LogPosition;
-use crate::ledger::timing::{LOG_DELAY, RECORD_TIMEOUT};
+use crate::lifecycle::timing::{LOG_DELAY, RECORD_TIMEOUT};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 
 /// Number of recent records that are kept to ignore repeated ones.

@@ -11,8 +11,8 @@ use crate::discover::ContainerId;
 use crate::events::{ContainerRef, CudaOom, GpuHolder, HeldGrowth, LedgerEvent, OwnGpuProcess};
 use crate::host::process::ProcessId;
 use crate::ledger::exchange::{GpuProcessUse, GpuUse, GpuUser};
-use crate::ledger::timing::{MAX_EARLIER_AGE, MAX_RECENT_AGE, UNCAUGHT_TIMEOUT};
 use crate::ledger::totals::CudaOomSource;
+use crate::lifecycle::timing::{MAX_EARLIER_AGE, MAX_RECENT_AGE, UNCAUGHT_TIMEOUT};
 use crate::reporter::message::normalized_uuid;
 use crate::reporter::ooms::ReportedOom;
 

@@ -18,14 +18,14 @@ use crate::events::{
 use crate::ledger::container_state::End;
 use crate::ledger::interval::Interval;
 use crate::ledger::run::{PossibleEnd, Run, SIGKILL_STATUS};
-use crate::ledger::timing::{
+use crate::ledger::totals::Total;
+use crate::lifecycle::RunId;
+use crate::lifecycle::timing::{
     ATTRIBUTION_TIMEOUT, CAUSE_WINDOW, CLOCK_TOLERANCE, CUDA_OOM_WINDOW, EVIDENCE_TIMEOUT,
     EXIT_EVENT_TIMEOUT, EXIT_TIMEOUT, EXIT_WINDOW, LAST_REPORTS_TIMEOUT, LOG_DELAY, LOG_OOM_WINDOW,
     LOG_TIMEOUT, MAIN_EXIT_TIMEOUT, MAX_TEARDOWN, REQUEST_REPLY_TIMEOUT, RUNTIME_EVENT_TIMEOUT,
     STOP_REQUEST_WINDOW, STOP_TIMEOUT, UNCAUGHT_OOM_WINDOW,
 };
-use crate::ledger::totals::Total;
-use crate::lifecycle::RunId;
 use crate::runs::hit_limit::HitLimit;
 use crate::runs::{RunFigures, RunRecord};
 
@@ -51,13 +51,13 @@ impl PendingExit {
     /// Creates a new pending exit.
     pub fn new(number: u64, end: End, now: Timestamp) -> Self {
         let End { id, subject, mut run, before } = end;
-        let at = run.ended.unwrap_or_else(|| now.unix_seconds());
+        let at = run.ended().unwrap_or_else(|| now.unix_seconds());
         let exit = Exit {
             id: number,
             at,
             reason: None,
-            exit_code: run.exit_code,
-            runtime_oom_flag: run.oom_flag,
+            exit_code: run.exit_code(),
+            runtime_oom_flag: run.oom_flag(),
             stop_signals: run.stop_signals_before(at).collect(),
             kernel_log_read: false,
             duration_seconds: run.begin().map(|started| (at - started).max(0.0)),
@@ -95,15 +95,15 @@ fn runtime_evidence(subject: &ContainerRef, run: &Run, at: f64) -> Vec<Evidence>
     if run.oom_event_at.is_some() {
         add("oom event, which is also sent without a kill".to_owned());
     }
-    match run.exit_code {
+    match run.exit_code() {
         Some(code) => add(format!("exit code {code}")),
-        None if run.is_success_doubted => {
+        None if run.phase.is_end_reported_late() => {
             add("exit code unknown: 0, reported long after its last process was gone, is not trusted"
                 .to_owned());
         }
         None => add("exit code unknown".to_owned()),
     }
-    match run.oom_flag {
+    match run.oom_flag() {
         Some(true) if subject.is_run() => add("its cgroup counted an OOM kill".to_owned()),
         Some(false) if subject.is_run() => add("its cgroup counted no OOM kill".to_owned()),
         Some(flag) => add(format!("OOMKilled {flag}, which is often wrong")),
@@ -192,10 +192,10 @@ impl Reconciler {
         let first = by_runtime();
         if first == Some(true) {
             // its exit is reported within milliseconds: until then this may be the run before
-            let is_clear = run.is_none_or(|run| run.ended.is_some()) || age >= MAIN_EXIT_TIMEOUT;
+            let is_clear = run.is_none_or(|run| run.ended().is_some()) || age >= MAIN_EXIT_TIMEOUT;
             return is_clear.then_some(Victim::Main);
         }
-        if let Some((run, ended)) = run.and_then(|run| Some((run, run.ended?))) {
+        if let Some((run, ended)) = run.and_then(|run| Some((run, run.ended()?))) {
             if pending.kill.at > ended + CLOCK_TOLERANCE && age < RUNTIME_EVENT_TIMEOUT {
                 return None; // the next run may have begun, but its start is not reported yet
             }
@@ -262,7 +262,7 @@ impl Reconciler {
             && later.is_empty()
             && !is_explained
             && !run.stop_requests.iter().any(kills);
-        Some(match run.exit_code {
+        Some(match run.exit_code() {
             Some(SIGKILL_STATUS) if by_it => Victim::Main,
             // the exit status is unknown: only a victim that is not known to be a child can have ended the container
             None if by_it && is_first.is_none() => Victim::Main,
@@ -356,9 +356,10 @@ impl Reconciler {
         let Some(run) = self.run_of_exit(exit) else { return };
         exit.oom_kills = exit.oom_kills.max(run.kills);
         let stop_signals: Vec<_> = run.stop_signals_before(exit.at).collect();
-        if exit.exit_code.is_none() && run.exit_code.is_some() || stop_signals.len() > exit.stop_signals.len()
+        if exit.exit_code.is_none() && run.exit_code().is_some()
+            || stop_signals.len() > exit.stop_signals.len()
         {
-            exit.exit_code = exit.exit_code.or(run.exit_code);
+            exit.exit_code = exit.exit_code.or(run.exit_code());
             exit.stop_signals = stop_signals;
             exit.evidence = runtime_evidence(&exit.subject, run, exit.at);
         }
@@ -370,12 +371,12 @@ impl Reconciler {
         if let Some((id, scope)) = run.and_then(|run| run.ended_by) {
             return Some(Decision { may_be: self.ownerless_near(pending), ..Decision::oom(id, scope) });
         }
-        if run.is_some_and(|run| run.host_restart.is_some()) {
+        if run.is_some_and(|run| run.phase.is_ended_by_restart()) {
             return Some(Decision::of(ExitReason::HostRestart));
         }
         let request = run.map_or(StopRequest::None, |run| stop_request(run, exit.at, exit.exit_code));
         // the record of a run is complete, and its cgroup its own: only a kill that it counted may still be read
-        let counted = run.filter(|_| exit.subject.is_run()).and_then(|run| run.oom_flag);
+        let counted = run.filter(|_| exit.subject.is_run()).and_then(Run::oom_flag);
         let is_complete = counted == Some(false) || counted == Some(true) && !self.has_log_of(exit.at);
         let is_early = now.since(pending.noticed) < EVIDENCE_TIMEOUT && !is_complete;
         let may_be_requested =

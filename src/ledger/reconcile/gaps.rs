@@ -9,8 +9,8 @@ use crate::clock::Timestamp;
 use crate::discover::PathOwner;
 use crate::events::{Evidence, Kill, KillOwner, LedgerEvent, Victim};
 use crate::ledger::interval::Interval;
-use crate::ledger::timing::LATE_RECORD_TIMEOUT;
 use crate::ledger::totals::Total;
+use crate::lifecycle::timing::LATE_RECORD_TIMEOUT;
 
 /// Maximum number of settled gaps that a late record can fill; beyond that the oldest are dropped. Also the maximum number of pending
 /// kills to which gaps are added: further ones are counted as unattributed at once, without events of their own.

@@ -17,7 +17,7 @@ use crate::events::Evidence;
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::run::Run;
-use crate::ledger::timing::{
+use crate::lifecycle::timing::{
     CLOCK_TOLERANCE, EXIT_WINDOW, FORCED_MATCH_AFTER, MAX_EXIT_DELAY, MAX_OOM_EVENT_DELAY,
     RUNTIME_EVENT_DELAY,
 };
@@ -237,7 +237,7 @@ impl Reconciler {
             }
             let is_attributed = |run: &Run| {
                 // which of its runs a kill ended may be a guess
-                let window = Interval::new(run.begin().unwrap_or(f64::MIN), run.ended.unwrap_or(f64::MAX));
+                let window = Interval::new(run.begin().unwrap_or(f64::MIN), run.ended().unwrap_or(f64::MAX));
                 let of_pending = |kill: &PendingKill| {
                     kill.container.as_ref() == Some(id)
                         && (kill.run.is_none_or(|number| number == run.number)
@@ -279,13 +279,13 @@ impl Reconciler {
 /// without a kill too, and its flag stays set until the exit: an event long before the exit is no evidence, and explains the flag. The
 /// event may be applied before the run's start.
 fn reported_oom(state: &ContainerState, run: &Run) -> Option<Interval> {
-    let ended = run.ended?;
+    let ended = run.ended()?;
     let is_near = |at: &f64| (at - ended).abs() < EXIT_WINDOW;
     let event = run.oom_event_at.or(state.oom_event_at.filter(is_near));
-    let start = run.started.map_or(f64::MIN, |started| started - CLOCK_TOLERANCE);
+    let start = run.start.first.map_or(f64::MIN, |started| started - CLOCK_TOLERANCE);
     let earliest = match event {
         Some(at) if is_near(&at) => at - MAX_OOM_EVENT_DELAY,
-        None if run.oom_flag == Some(true) => ended - EXIT_WINDOW,
+        None if run.oom_flag() == Some(true) => ended - EXIT_WINDOW,
         _ => return None,
     };
     Some(Interval::new(earliest.max(start), ended))

@@ -44,9 +44,9 @@ use crate::ledger::interval::{Interval, LogClock, Written};
 use crate::ledger::sources::cgroup_oom_events::CounterReading;
 use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::store::{LedgerState, StateKind, WriteBatch};
-use crate::ledger::timing::{COUNTER_TIMEOUT, KILL_TO_EXIT, LOG_DELAY, MAX_DISORDER, UNATTRIBUTED_KEPT};
 use crate::ledger::totals::{CudaOomSource, Total, Totals};
 use crate::lifecycle::RunId;
+use crate::lifecycle::timing::{COUNTER_TIMEOUT, KILL_TO_EXIT, LOG_DELAY, MAX_DISORDER, UNATTRIBUTED_KEPT};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage::ProcessUsage;
@@ -63,7 +63,7 @@ pub use reports::complete as complete_report;
 /// Maximum number of such kills.
 const MAX_UNATTRIBUTED: usize = 256;
 
-/// The cursor of sockets that have had no event: until when memledger ran, with [`MAX_EVENT_DELAY`](crate::ledger::timing::MAX_EVENT_DELAY).
+/// The cursor of sockets that have had no event: until when memledger ran, with [`MAX_EVENT_DELAY`](crate::lifecycle::timing::MAX_EVENT_DELAY).
 const ANY_SOCKET: &str = "*";
 
 /// Returns the name of the cursor of a socket of a runtime.
@@ -433,9 +433,6 @@ impl Reconciler {
         let id = self.pending_exits.remove(at).exit.id;
         self.changes.events.insert(id, None);
         self.changes.runs.remove(&id);
-        if let Some(run) = self.containers.modify(&run.container).run_mut(run.number) {
-            run.is_exit_recorded = false;
-        }
     }
 
     fn new_id(&mut self) -> u64 {

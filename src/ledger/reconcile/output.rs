@@ -8,8 +8,8 @@ use crate::clock::{MIN_CLOCK_STEP, Timestamp};
 use crate::events::{Identity, LedgerEvent};
 use crate::ledger::exchange::{ContainerFigures, LedgerFigures};
 use crate::ledger::store::StateKind;
-use crate::ledger::timing::{MAX_EVENT_DELAY, MAX_LIVE_EVENT_DELAY};
 use crate::ledger::totals::Total;
+use crate::lifecycle::timing::{MAX_EVENT_DELAY, MAX_LIVE_EVENT_DELAY};
 
 /// Interval between removals of ended containers.
 const FORGET_INTERVAL: Duration = Duration::from_secs(60);
@@ -129,7 +129,7 @@ impl Reconciler {
                 *last = last.iter().copied().chain(state.last_kill).reduce(f64::max);
             }
             let until = match &state.run {
-                Some(run) => run.ended.unwrap_or(f64::INFINITY),
+                Some(run) => run.ended().unwrap_or(f64::INFINITY),
                 // one of its processes was killed before it was seen running
                 None => self.totals.figures(&state.identity).last_kill.unwrap_or(0.0),
             };

@@ -3,7 +3,7 @@
 //! The first sufficient evidence decides: the cgroup in the kernel's own record; /proc/PID/cgroup, read together with
 //! the record; the processes of the last cycles; the cgroup that was killed as a group; the cgroups' counters and the
 //! runtimes' OOM events ([`super::match_counters`]). A wrong attribution is worse than none: a kill that is undecided
-//! after [`ATTRIBUTION_TIMEOUT`](crate::ledger::timing::ATTRIBUTION_TIMEOUT) stays unattributed.
+//! after [`ATTRIBUTION_TIMEOUT`](crate::lifecycle::timing::ATTRIBUTION_TIMEOUT) stays unattributed.
 //!
 //! A kill belongs to a run, not just to a container: the one whose time overlaps that of the kill. Its start, limit and
 //! samples are those of the event.
@@ -21,8 +21,8 @@ use crate::events::{ContainerRef, Evidence, Identity, Kill, KillOwner, LedgerEve
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::run::Run;
-use crate::ledger::timing::{MAX_MISSED_DELAY, RUNTIME_EVENT_TIMEOUT};
 use crate::lifecycle::RunNumber;
+use crate::lifecycle::timing::{MAX_MISSED_DELAY, RUNTIME_EVENT_TIMEOUT};
 use crate::parse::kernel_log::OomContext;
 use crate::parse::kubernetes::{KubeletCgroup, kubelet_cgroup};
 use crate::parse::process::WorkerProgram;
@@ -247,7 +247,7 @@ impl Reconciler {
 
     /// Chooses the run of a kill that was labelled before its run was reported.
     fn choose_run(&mut self, at: usize) {
-        let run = self.run_of(at).map(|(run, _)| (run.number, run.started));
+        let run = self.run_of(at).map(|(run, _)| (run.number, run.start.first));
         let pending = &mut self.pending[at];
         if let (None, Some((number, started)), KillOwner::Container(subject)) =
             (pending.run, run, &mut pending.kill.owner)
@@ -381,7 +381,7 @@ impl Reconciler {
         let program = victim.and_then(|victim| {
             victim.program.or_else(|| run?.process(parent?).and_then(|parent| parent.program))
         });
-        let ended = run.and_then(|run| run.ended);
+        let ended = run.and_then(Run::ended);
         let of = &self.pending[at].kill;
         let alone_in_pod =
             is_pod_limit(&of.limit_cgroup) && self.containers.is_alone_in_pod(&id, &of.limit_cgroup, of.at);
