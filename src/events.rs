@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::ClockStep;
 pub use crate::collect::pss::PssMissing;
-use crate::discover::ContainerId;
 pub use crate::discover::Identity;
 use crate::discover::run::RUNTIME as RUN_RUNTIME;
+use crate::discover::{Container, ContainerId};
 use crate::lifecycle::{RunId, RunNumber};
 pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
 
@@ -50,6 +50,18 @@ pub struct ContainerRef {
 }
 
 impl ContainerRef {
+    /// Refers to a container as it is listed.
+    pub fn of(container: &Container) -> Self {
+        Self {
+            identity: container.identity.clone(),
+            container_id: Arc::clone(container.id.shared()),
+            image: Arc::clone(&container.spec.image),
+            runtime: container.runtime.into(),
+            started: container.started,
+            ..Self::default()
+        }
+    }
+
     /// Gives it another name. A short id was no name.
     pub fn rename(&mut self, identity: &Identity) {
         if self.identity == *identity {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Adds a metric and a collector to a copy of the tree and compiles it: a metric touches two source files, a collector three.
+"""Adds a metric, a collector and a label of containers to a copy of the tree and compiles it: each touches two or three source files.
 
 What a contributor writes stands here, in EDITS; the count of files is the promise of ARCHITECTURE.md. Compiles only memledger
 itself, with the dependencies of this tree's target directory: some 30 s. Run by `make test-all`.
@@ -52,8 +52,14 @@ EDITS = {
         ("src/collect/mod.rs", "pub mod host;", "pub mod example;\n"),
         ("src/collect/mod.rs", "        Box::new(host::HostCollector", "        Box::new(example::Example),\n"),
     ],
+    "label of containers": [
+        ("src/discover/spec.rs", "    /// Compose service; empty without.", "    /// An example.\n    pub example: Arc<str>,\n"),
+        ("src/discover/spec.rs", "            compose_service: label(", '            example: label("com.example.label"),\n'),
+        ("src/catalog.rs", '"cgroup_version"] max CONTAINERS', '"example", '),
+        ("src/runs/peaks.rs", "            cgroup_version.into(),", "            (&container.spec.example).into(),\n"),
+    ],
 }
-FILES = {"metric": 2, "collector": 3}
+FILES = {"metric": 2, "collector": 3, "label of containers": 3}
 
 
 def copy(to):
@@ -88,8 +94,8 @@ def main():
             apply(to, edits)
         command = [os.environ.get("CARGO", "cargo"), "check", "--locked", "--lib", "--quiet", "--target-dir", str(target)]
         if subprocess.run(command, cwd=to).returncode:
-            sys.exit("extend: the copy with a new metric and a new collector does not compile")
-    print("extend: a new metric touches 2 source files, a new collector 3")
+            sys.exit(f"extend: the copy with a new {', a new '.join(EDITS)} does not compile")
+    print("extend: " + ", ".join(f"a new {what} touches {count} source files" for what, count in FILES.items()))
 
 
 if __name__ == "__main__":

@@ -461,7 +461,7 @@ impl Cgroups {
 
     /// Adds a container to its pod, whose cgroup is one of those above it and was read in this cycle.
     fn add_to_pod(&mut self, container: &Container, above: &[PathBuf], usage: u64) {
-        let Some(pod) = container.pod.as_ref().filter(|_| !container.nested) else { return };
+        let Some(pod) = container.spec.pod.as_ref().filter(|_| !container.nested) else { return };
         let level_of = |path: &PathBuf| self.levels.get(path).filter(|level| level.cycle == self.cycle);
         let is_of_pod = |level: &&Level| level.limit_level == LimitLevel::Pod;
         let found = above.iter().find_map(|path| Some((path, level_of(path).filter(is_of_pod)?)));
@@ -491,7 +491,7 @@ impl Cgroups {
 
 /// Returns the memory request of a container in a pod, if the node knows it.
 fn request(container: &Container, memory: &ContainerMemory) -> Option<u64> {
-    let pod = container.pod.as_ref()?;
+    let pod = container.spec.pod.as_ref()?;
     pod.memory_min_bytes.or_else(|| memory.limit.filter(|_| container.qos() == Some(Qos::Guaranteed)))
 }
 

@@ -20,7 +20,7 @@ impl ContainerOwner {
         let id = container.id.clone();
         let path = container.cgroup.as_ref().filter(|_| container.nested);
         let outermost = path.and_then(|cgroup| container_id::in_path(cgroup.path.to_str()?).next());
-        let group = match (&container.pod, outermost) {
+        let group = match (&container.spec.pod, outermost) {
             (Some(pod), _) => Arc::clone(&pod.uid),
             (None, Some(outermost)) => outermost.id.into(),
             (None, None) => Arc::clone(id.shared()),
@@ -38,7 +38,7 @@ impl ReadOwner for ContainerOwner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::Pod;
+    use crate::discover::{ContainerSpec, Pod};
 
     #[test]
     fn group_is_the_pod_or_the_outermost_container() {
@@ -48,7 +48,8 @@ mod tests {
         let nested = Container { nested: true, ..Container::clone(&plain) };
         assert_eq!(ContainerOwner::of(&nested).group(), outer);
         let pod = Pod { namespace: "n".into(), name: "p".into(), uid: "u".into(), ..Pod::default() };
-        let in_pod = Container { pod: Some(Arc::new(pod)), ..nested };
+        let spec = ContainerSpec { pod: Some(Arc::new(pod)), ..ContainerSpec::default() };
+        let in_pod = Container { spec: Arc::new(spec), ..nested };
         assert_eq!(ContainerOwner::of(&in_pod).group(), "u");
     }
 }

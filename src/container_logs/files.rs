@@ -37,7 +37,9 @@ pub(super) struct LogFile {
 impl LogFollower {
     /// Follows the file until the container ends.
     pub(super) async fn read_file(&self, position: &mut ReadPosition) -> LogEnd {
-        let Some(pod) = &self.container.pod else { return LogEnd::Never("its pod is unknown".to_owned()) };
+        let Some(pod) = &self.container.spec.pod else {
+            return LogEnd::Never("its pod is unknown".to_owned());
+        };
         let path = path(&self.sources.pods, pod, &self.container.identity.name);
         let failed = |error: std::io::Error| LogEnd::Failed(format!("{}: {error}", path.display()));
         let mut log = match LogFile::open(path.clone()).await {

@@ -60,7 +60,7 @@ impl ContainerLogs {
             let mut all = before.containers.iter().chain(&inventory.containers);
             all.any(|container| container.id == wanted.id)
         };
-        for container in ended.iter().filter(|it| it.reads_log && !is_listed(it)) {
+        for container in ended.iter().filter(|it| it.spec.reads_log && !is_listed(it)) {
             self.set_reading(&container.id, true);
             if self.unlisted.try_send(Arc::clone(container)).is_err() {
                 self.set_reading(&container.id, false); // too many
@@ -139,7 +139,7 @@ async fn follow_all(logs: Arc<ContainerLogs>, sources: LogSources, began: Timest
         if tasks.len() > 2 * MAX_LOGS {
             tasks.retain(|_, task| !task.is_finished());
         }
-        for container in inventory.containers.iter().filter(|container| container.reads_log) {
+        for container in inventory.containers.iter().filter(|container| container.spec.reads_log) {
             let Some(started) = container.started else { continue }; // it becomes known
             let position = match tasks.get_mut(&container.id) {
                 Some(task) if !task.is_finished() => continue,

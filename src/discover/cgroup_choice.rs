@@ -65,7 +65,7 @@ impl CgroupChoice<'_> {
     }
 
     fn is_proven(&self, candidate: &ContainerCgroup) -> bool {
-        candidate.is_proven(self.records.get(&candidate.id).map(|(_, record)| record.user))
+        candidate.is_proven(self.records.get(&candidate.id).and_then(|(_, record)| record.spec.user))
     }
 
     /// Returns the candidate that has the container's first process.
@@ -95,6 +95,7 @@ mod tests {
     use super::*;
     use crate::clock::Timestamp;
     use crate::config::Filter;
+    use crate::discover::ContainerSpec;
     use crate::discover::cgroup_tree::CgroupTree;
     use crate::discover::{ConnectionState, Container, Hierarchy, Registry, RuntimeState, Version};
     use crate::host::HostPaths;
@@ -104,7 +105,11 @@ mod tests {
 
     fn record(id: char, runtime: &'static str, name: &str) -> ContainerRecord {
         let (id, labels) = (id.to_string().repeat(64), HashMap::new());
-        ContainerRecord::labelled(&id, runtime, [name, "image"], &labels, &Filter::default())
+        ContainerRecord::new(
+            &id,
+            runtime,
+            ContainerSpec::labelled([name, "image"], &labels, &Filter::default()),
+        )
     }
 
     fn tree_at(root: &Path) -> CgroupTree {
@@ -116,10 +121,9 @@ mod tests {
         let source = RuntimeState::new("docker", Arc::default());
         source.set_connection(ConnectionState::Up);
         for (letter, user) in known {
-            source.add_running(ContainerRecord {
-                user: *user,
-                ..record(*letter, "docker", &letter.to_string())
-            });
+            let mut record = record(*letter, "docker", &letter.to_string());
+            Arc::make_mut(&mut record.spec).user = Some(*user);
+            source.add_running(record);
         }
         let podman = RuntimeState::new("podman", Arc::default());
         podman.set_connection(ConnectionState::NoSocket);

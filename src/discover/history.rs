@@ -4,12 +4,13 @@
 //! the same time, and what they have not returned after [`TIMEOUT`] is missing. Nothing is kept open.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use tokio::time::{Instant, timeout_at};
 
-use super::{ContainerDetails, ContainerId, Identity, RuntimeEvent, cri, docker, run};
+use super::{ContainerId, ContainerSpec, RuntimeEvent, cri, docker, run};
 use crate::clock::Timestamp;
 use crate::config::{Config, RuntimeEndpoint};
 
@@ -45,7 +46,7 @@ pub struct ExistingContainer {
     /// Its runtime.
     pub runtime: &'static str,
     /// Its name and image.
-    pub named: ContainerDetails,
+    pub named: Arc<ContainerSpec>,
     /// Its runtime says that it runs.
     pub is_running: bool,
     /// Pid of its first process, if it is an engine's, which says that it runs.
@@ -69,7 +70,7 @@ pub struct ExistingContainer {
 impl ExistingContainer {
     /// Returns whether it is meant by this name, in a pod also `POD/NAME` or `NAMESPACE/POD/NAME`.
     pub fn has_name(&self, wanted: &str) -> bool {
-        Identity::canonical(&self.named.name, self.named.pod.as_deref()).matches_name(wanted)
+        self.named.identity().matches_name(wanted)
     }
 }
 

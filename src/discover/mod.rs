@@ -15,9 +15,10 @@ mod reconcile;
 pub mod registry;
 pub mod run;
 mod runtime_state;
+mod spec;
 mod status_queries;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::fmt::{Display, Formatter};
 use std::path::{Component, Path, PathBuf};
@@ -26,16 +27,16 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Filter, GROUP_SETTING, OwnerLabels, RunSettings, label_settings};
+use crate::config::Filter;
 use crate::host::process::{ProcessFacts, ProcessId};
 use crate::parse::kubernetes::{Qos, qos};
-use crate::text::bounded;
 
 pub use cgroup_owners::CgroupOwners;
 pub use cgroup_tree::{Hierarchy, Version};
 pub use path_owner::{CgroupMaker, PathClaim, PathOwner, owner_of_paths};
 pub use registry::{InventoryUpdate, Registry};
 pub use runtime_state::{ConnectionState, RuntimeData, RuntimeState};
+pub use spec::ContainerSpec;
 
 /// The supported runtimes, in order of precedence.
 pub const RUNTIMES: [&str; 4] = ["cri", "docker", "podman", run::RUNTIME];
@@ -213,61 +214,21 @@ pub struct ContainerRecord {
     pub id: ContainerId,
     /// One of [`RUNTIMES`].
     pub runtime: &'static str,
-    /// The name, without the leading slash of the API; in a pod, the one in the pod's specification.
-    pub name: String,
-    /// Its pod; `None` outside Kubernetes.
-    pub pod: Option<Arc<Pod>>,
-    /// The image reference that was requested.
-    pub image: Arc<str>,
-    /// Compose project; empty without.
-    pub compose_project: Arc<str>,
-    /// Compose service; empty without.
-    pub compose_service: Arc<str>,
-    /// Run settings of its labels and of the environment variables that a setting names: label name and value.
-    pub settings: Vec<(Arc<str>, Arc<str>)>,
-    /// Labels that name its owner.
-    pub owners: OwnerLabels,
+    /// What it is.
+    pub spec: Arc<ContainerSpec>,
     /// GPUs allocated to it, if the runtime reports them: index, uuid, or `all`.
     pub gpus: Arc<[Arc<str>]>,
     /// Unix time of the last start.
     pub started: Option<f64>,
     /// Host pid of its first process, if the runtime reports it: its cgroup is the container's.
     pub pid: Option<u32>,
-    /// The user whose engine or run it is.
-    pub user: u32,
-    /// Whether the container's labels pass `--container.label`.
-    pub labels_match: bool,
-    /// Whether its log is read, by `--container.logs` and its label.
-    pub reads_log: bool,
 }
 
 impl ContainerRecord {
-    /// Creates the record of a container with these labels, outside Kubernetes, without a start time. It has the Compose labels.
-    pub fn labelled(
-        id: &str,
-        runtime: &'static str,
-        [name, image]: [&str; 2],
-        labels: &HashMap<String, String>,
-        filter: &Filter,
-    ) -> Self {
-        let label = |key: &str| bounded(labels.get(key).map_or("", String::as_str));
-        Self {
-            id: ContainerId::new(id),
-            runtime,
-            name: bounded(name.trim_start_matches('/')).to_string(),
-            pod: None,
-            image: bounded(image),
-            compose_project: label("com.docker.compose.project"),
-            compose_service: label("com.docker.compose.service"),
-            settings: label_settings(labels),
-            owners: filter.owners(labels),
-            gpus: Arc::default(),
-            started: None,
-            pid: None,
-            user: 0,
-            labels_match: filter.labels_match(labels),
-            reads_log: filter.reads_log(labels),
-        }
+    /// Creates the record of a container without a start time.
+    pub fn new(id: &str, runtime: &'static str, spec: ContainerSpec) -> Self {
+        let spec = Arc::new(spec);
+        Self { id: ContainerId::new(id), runtime, spec, gpus: Arc::default(), started: None, pid: None }
     }
 
     /// Returns an event of it.
@@ -277,23 +238,8 @@ impl ContainerRecord {
             socket: Arc::default(),
             id: self.id.clone(),
             at,
-            named: Some(self.details()),
+            named: Some(Arc::clone(&self.spec)),
             what,
-        }
-    }
-
-    /// Returns its details, for an event.
-    pub fn details(&self) -> ContainerDetails {
-        let identity = Identity::canonical(&self.name, self.pod.as_deref());
-        let compose = [&self.compose_project, &self.compose_service];
-        ContainerDetails {
-            group: group(&self.settings, &identity, self.pod.as_deref(), compose).unwrap_or_default(),
-            name: identity.name,
-            pod: self.pod.clone(),
-            image: Arc::clone(&self.image),
-            settings: self.settings.clone(),
-            user: Some(self.user),
-            labels_match: self.labels_match,
         }
     }
 }
@@ -307,18 +253,8 @@ pub struct Container {
     pub identity: Identity,
     /// The runtime that runs it.
     pub runtime: &'static str,
-    /// Its pod; `None` outside Kubernetes.
-    pub pod: Option<Arc<Pod>>,
-    /// The image; empty if unknown.
-    pub image: Arc<str>,
-    /// Compose project; empty without.
-    pub compose_project: Arc<str>,
-    /// Compose service; empty without.
-    pub compose_service: Arc<str>,
-    /// Run settings: label name and value.
-    pub settings: Vec<(Arc<str>, Arc<str>)>,
-    /// Labels that name its owner.
-    pub owners: OwnerLabels,
+    /// What it is.
+    pub spec: Arc<ContainerSpec>,
     /// GPUs allocated to it by its runtime or the kubelet: index, uuid, uuid of a MIG instance, or `all`.
     pub gpus: Arc<[Arc<str>]>,
     /// Unix time of the last start, if a runtime reports it.
@@ -327,27 +263,6 @@ pub struct Container {
     pub cgroup: Option<Arc<Cgroup>>,
     /// Its cgroup is below that of another container of the inventory, so its memory is part of that one's.
     pub nested: bool,
-    /// Its log is read.
-    pub reads_log: bool,
-}
-
-/// Returns the group of a container, see [`Container::group`]; `None` if that is its name.
-fn group(
-    settings: &[(Arc<str>, Arc<str>)],
-    identity: &Identity,
-    pod: Option<&Pod>,
-    [project, service]: [&Arc<str>; 2],
-) -> Option<Arc<str>> {
-    if let Some((_, group)) = settings.iter().find(|(name, _)| **name == *GROUP_SETTING) {
-        return Some(Arc::clone(group));
-    }
-    if !identity.k8s_pod.is_empty() {
-        let job = pod.map(|pod| &pod.job).filter(|job| !job.is_empty());
-        let owner = job.unwrap_or(&identity.k8s_pod);
-        return Some(bounded(&format!("{}/{owner}/{}", identity.k8s_namespace, identity.name)));
-    }
-    let is_compose = !project.is_empty() && !service.is_empty();
-    is_compose.then(|| bounded(&format!("{project}/{service}")))
 }
 
 impl Container {
@@ -357,36 +272,22 @@ impl Container {
             id: ContainerId::new(""),
             identity,
             runtime: "",
-            pod: None,
-            image: "".into(),
-            compose_project: "".into(),
-            compose_service: "".into(),
-            settings: vec![],
-            owners: vec![],
+            spec: Arc::default(),
             gpus: Arc::default(),
             started: None,
             cgroup: None,
             nested: false,
-            reads_log: false,
         }
     }
 
-    /// Returns what makes the runs of a container comparable with others: its setting `group`; in a pod its namespace, Job or else pod,
-    /// and name; its Compose project and service; or its name.
+    /// Returns what makes its runs comparable with others.
     pub fn group(&self) -> Arc<str> {
-        let compose = [&self.compose_project, &self.compose_service];
-        let group = group(&self.settings, &self.identity, self.pod.as_deref(), compose);
-        group.unwrap_or_else(|| Arc::clone(&self.identity.name))
-    }
-
-    /// Returns the settings but the group.
-    pub fn own_settings(&self) -> impl Iterator<Item = &(Arc<str>, Arc<str>)> {
-        self.settings.iter().filter(|(name, _)| **name != *GROUP_SETTING)
+        self.spec.group(&self.identity).unwrap_or_else(|| Arc::clone(&self.identity.name))
     }
 
     /// Returns the QoS class of its pod, by the path of its cgroup; `None` outside Kubernetes.
     pub fn qos(&self) -> Option<Qos> {
-        self.pod.as_ref().and(self.cgroup.as_ref()).and_then(|cgroup| qos(cgroup.path.to_str()?))
+        self.spec.pod.as_ref().and(self.cgroup.as_ref()).and_then(|cgroup| qos(cgroup.path.to_str()?))
     }
 }
 
@@ -505,28 +406,9 @@ pub struct RuntimeEvent {
     /// Unix time, by the runtime's clock if it reports one.
     pub at: f64,
     /// The container's name, image and settings, if the runtime reported them with the event.
-    pub named: Option<ContainerDetails>,
+    pub named: Option<Arc<ContainerSpec>>,
     /// The kind of the event.
     pub what: EventKind,
-}
-
-/// What is known of a container, as part of an event.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ContainerDetails {
-    /// The name, without the leading slash of the API.
-    pub name: Arc<str>,
-    /// Its pod; `None` outside Kubernetes.
-    pub pod: Option<Arc<Pod>>,
-    /// The image reference that was requested.
-    pub image: Arc<str>,
-    /// Its group, as that of [`Container::group`]; empty if that is its name.
-    pub group: Arc<str>,
-    /// Its settings; those of its environment only if they come from an inspect.
-    pub settings: RunSettings,
-    /// The user whose engine or run it is; `None` if it is only remembered.
-    pub user: Option<u32>,
-    /// Whether the container's labels pass `--container.label`.
-    pub labels_match: bool,
 }
 
 /// The kind of a container event.

@@ -101,7 +101,7 @@ impl Registry {
         for (rank, source) in self.sources.iter().enumerate().rev() {
             let state = source.lock();
             let with_gpus = |record: &ContainerRecord| {
-                let identity = Identity::canonical(&record.name, record.pod.as_deref());
+                let identity = record.spec.identity();
                 let gpus = state.allocations.get(&identity).unwrap_or(&record.gpus);
                 ContainerRecord { gpus: Arc::clone(gpus), ..record.clone() }
             };
@@ -223,7 +223,7 @@ impl Registry {
         records: &HashMap<ContainerId, (usize, ContainerRecord)>,
     ) -> Vec<Arc<Container>> {
         let labels_match = |container: &Container| match records.get(&container.id) {
-            Some((_, record)) => record.labels_match,
+            Some((_, record)) => record.spec.labels_match,
             None => self.filter.labels.is_empty(),
         };
         found.retain(|(_, container)| labels_match(container));
@@ -283,22 +283,16 @@ fn mark_nested(containers: &mut [Container]) {
 fn container_of_record(record: &ContainerRecord, cgroup: Option<Arc<Cgroup>>) -> Container {
     Container {
         id: record.id.clone(),
-        identity: match &record.pod {
-            Some(pod) => Identity::canonical(&record.name, Some(pod)),
-            None => Identity::named(&record.name),
+        identity: match &record.spec.pod {
+            Some(pod) => Identity::canonical(&record.spec.name, Some(pod)),
+            None => Identity::named(&record.spec.name),
         },
         runtime: record.runtime,
-        pod: record.pod.clone(),
-        image: Arc::clone(&record.image),
-        compose_project: Arc::clone(&record.compose_project),
-        compose_service: Arc::clone(&record.compose_service),
-        settings: record.settings.clone(),
-        owners: record.owners.clone(),
+        spec: Arc::clone(&record.spec),
         gpus: Arc::clone(&record.gpus),
         started: record.started,
         cgroup,
         nested: false,
-        reads_log: record.reads_log,
     }
 }
 
@@ -330,12 +324,12 @@ pub fn strip_compose_prefix(name: &str) -> &str {
 /// one that started first. The others become `name@runtime`.
 fn with_unique_names(mut found: Vec<(usize, Container)>) -> Vec<Container> {
     let canonical =
-        |container: &Container| Identity::canonical(&container.identity.name, container.pod.as_deref());
+        |container: &Container| Identity::canonical(&container.identity.name, container.spec.pod.as_deref());
     found.sort_by(|(rank, a), (other, b)| {
         let is_renamed = |container: &Container| canonical(container) != container.identity;
         let start = |container: &Container| {
             let nanos = container.started.map_or(0, |started| (started * 1e9) as i64);
-            match (&container.pod, container.runtime) {
+            match (&container.spec.pod, container.runtime) {
                 (Some(_), _) => -nanos,
                 (None, run::RUNTIME) => nanos, // a later one does not take the name
                 (None, _) => 0,
@@ -389,8 +383,8 @@ fn ended_since(
     let mut ended: Vec<_> = before.containers.iter().filter(|container| !runs(container)).cloned().collect();
     for record in short_lived {
         let mut container = container_of_record(record, None);
-        container.identity = Identity::canonical(&record.name, record.pod.as_deref());
-        let is_included = record.labels_match && container.identity.is_included(filter);
+        container.identity = record.spec.identity();
+        let is_included = record.spec.labels_match && container.identity.is_included(filter);
         if is_included && !runs(&container) && !ended.iter().any(|known| same_run(known, &container)) {
             ended.push(Arc::new(container));
         }
@@ -401,12 +395,18 @@ fn ended_since(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::{Hierarchy, Version};
+    use crate::discover::{ContainerSpec, Hierarchy, Pod, Version};
 
     fn record(id: char, runtime: &'static str, name: &str) -> ContainerRecord {
         let (id, labels) = (id.to_string().repeat(64), HashMap::new());
-        let record = ContainerRecord::labelled(&id, runtime, [name, "image"], &labels, &Filter::default());
-        ContainerRecord { started: Some(1.0), ..record }
+        let spec = ContainerSpec::labelled([name, "image"], &labels, &Filter::default());
+        ContainerRecord { started: Some(1.0), ..ContainerRecord::new(&id, runtime, spec) }
+    }
+
+    fn in_pod(uid: &str, mut record: ContainerRecord) -> ContainerRecord {
+        let pod = Pod { namespace: "ml".into(), name: "train-0".into(), uid: uid.into(), ..Pod::default() };
+        Arc::make_mut(&mut record.spec).pod = Some(Arc::new(pod));
+        record
     }
 
     fn tree_at(root: &Path) -> CgroupTree {
@@ -437,28 +437,18 @@ mod tests {
         }
     }
 
-    fn pod(uid: &str) -> Option<Arc<crate::discover::Pod>> {
-        Some(Arc::new(crate::discover::Pod {
-            namespace: "ml".into(),
-            name: "train-0".into(),
-            uid: uid.into(),
-            ..crate::discover::Pod::default()
-        }))
-    }
-
     #[test]
     fn newest_container_of_a_re_created_pod_gets_the_name() {
-        let in_pod = |id, started, uid| {
-            let record =
-                ContainerRecord { pod: pod(uid), started: Some(started), ..record(id, "cri", "main") };
-            (0, container_of_record(&record, None))
+        let main = |id, started, uid| {
+            let record = ContainerRecord { started: Some(started), ..record(id, "cri", "main") };
+            (0, container_of_record(&in_pod(uid, record), None))
         };
-        let (old, new) = (|| in_pod('a', 1.0, "u1"), || in_pod('b', 2.0, "u2"));
+        let (old, new) = (|| main('a', 1.0, "u1"), || main('b', 2.0, "u2"));
         let docker = || (1, container_of_record(&record('c', "docker", "main"), None));
         for found in [vec![old(), new(), docker()], vec![docker(), new(), old()]] {
             assert_eq!(names(found), ["main=c", "main=b", "main@cri=a"]);
         }
-        let compose = ContainerRecord { pod: pod("u"), ..record('d', "cri", "0123456789ab_web") };
+        let compose = in_pod("u", record('d', "cri", "0123456789ab_web"));
         assert_eq!(
             names(vec![(0, container_of_record(&compose, None))]),
             ["0123456789ab_web=d"],
@@ -477,7 +467,7 @@ mod tests {
             (RuntimeState::new("cri", Arc::default()), RuntimeState::new("docker", Arc::default()));
         cri.set_connection(ConnectionState::Up);
         docker.set_connection(ConnectionState::Up);
-        cri.add_running(ContainerRecord { pod: pod("u"), ..record('b', "cri", "main") });
+        cri.add_running(in_pod("u", record('b', "cri", "main")));
         cri.lock().sandboxes.insert(ContainerId::new(&pause));
         docker.add_running(record('b', "docker", "k8s_main_train-0_ml_u_0"));
         docker.add_running(record('a', "docker", "k8s_POD_train-0_ml_u_0"));

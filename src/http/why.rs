@@ -9,7 +9,6 @@ use axum::response::{IntoResponse, Response};
 
 use super::{HttpState, Rejected, accepts, failed, ledger_not_open, only_container};
 use crate::clock::Timestamp;
-use crate::discover::Container;
 use crate::events::ContainerRef;
 use crate::explain::{
     Verdict, WhyDocument, has_other_name, not_found, query_verdict, verdict_without_events,
@@ -61,7 +60,7 @@ async fn respond(
         }
         match container {
             Some(Ok(container)) => {
-                let mut verdict = verdict_without_events(reference(container), true, None, now);
+                let mut verdict = verdict_without_events(ContainerRef::of(container), true, None, now);
                 verdict.also.push(ONLY_LEDGER.to_owned());
                 body(&verdict, plain)
             }
@@ -90,17 +89,6 @@ fn body(verdict: &Verdict, plain: bool) -> Result<(StatusCode, String), Rejected
     let text =
         if plain { render(verdict) } else { WhyDocument::verdict(verdict).to_json().map_err(failed)? };
     Ok((StatusCode::OK, text))
-}
-
-fn reference(container: &Container) -> ContainerRef {
-    ContainerRef {
-        identity: container.identity.clone(),
-        container_id: Arc::clone(container.id.shared()),
-        image: Arc::clone(&container.image),
-        runtime: container.runtime.into(),
-        started: container.started,
-        ..ContainerRef::default()
-    }
 }
 
 #[cfg(test)]

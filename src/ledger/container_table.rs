@@ -201,7 +201,7 @@ impl ContainerTable {
             return vec![]; // it ended long ago
         }
         let named = runtime_event.named.as_ref().map(|named| {
-            let identity = Identity::canonical(&named.name, named.pod.as_deref());
+            let identity = named.identity();
             let is_included = named.labels_match && identity.is_included(&self.filter);
             (named, is_included, self.identity_of_run(runtime_event, identity))
         });
@@ -380,15 +380,15 @@ impl ContainerTable {
                 renaming = state.rename(name, at.unix_seconds()).map(|before| (before, is_first));
             }
             state.named = named;
-            state.image = Arc::clone(&container.image);
+            state.image = Arc::clone(&container.spec.image);
             state.runtime = container.runtime.into();
         }
         if new {
             state.hidden = false;
             state.cgroup = cgroup.cloned().or(state.cgroup.take());
         }
-        if state.settings != container.settings {
-            state.settings.clone_from(&container.settings);
+        if state.settings != container.spec.settings {
+            state.settings.clone_from(&container.spec.settings);
         }
         self.renamed.extend(renaming.map(|(before, is_first)| Renaming {
             id: container.id.clone(),
@@ -632,7 +632,7 @@ impl ContainerTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::ContainerDetails;
+    use crate::discover::ContainerSpec;
 
     #[test]
     fn run_does_not_take_the_name_of_a_container() {
@@ -640,8 +640,8 @@ mod tests {
         let mut start = |id: char, runtime: &'static str| {
             let id = ContainerId::new(&id.to_string().repeat(64));
             let details =
-                ContainerDetails { name: "train".into(), labels_match: true, ..ContainerDetails::default() };
-            let (socket, named, what) = (Arc::default(), Some(details), EventKind::Started);
+                ContainerSpec { name: "train".into(), labels_match: true, ..ContainerSpec::default() };
+            let (socket, named, what) = (Arc::default(), Some(Arc::new(details)), EventKind::Started);
             table.apply_event(&RuntimeEvent { runtime, socket, id: id.clone(), at: 1.0, named, what });
             table.get(&id).unwrap().identity.name.to_string()
         };

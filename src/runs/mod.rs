@@ -25,8 +25,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
-use crate::config::GROUP_SETTING;
-use crate::discover::{Container, ContainerDetails, ContainerId};
+use crate::discover::{Container, ContainerId, ContainerSpec};
 use crate::events::{ContainerRef, Exit, ExitReason, Identity};
 use crate::runs::hit_limit::HitLimit;
 use measures::{Growth, Mean};
@@ -297,12 +296,12 @@ impl RunFigures {
     }
 
     /// Takes the group and the settings of a runtime event, as far as no cycle has seen the run with its name.
-    pub fn complete(&mut self, id: &ContainerId, details: &ContainerDetails) {
-        let is_set = || details.settings.iter().any(|(name, _)| **name == *GROUP_SETTING);
-        if self.group.is_empty() || *self.group == *id.short() || (self.samples == 0 && is_set()) {
-            self.group = Arc::clone(&details.group);
+    pub fn complete(&mut self, id: &ContainerId, spec: &ContainerSpec) {
+        let is_set = spec.group_setting().is_some();
+        if self.group.is_empty() || *self.group == *id.short() || (self.samples == 0 && is_set) {
+            self.group = spec.group(&spec.identity()).unwrap_or_default();
         }
-        for (name, value) in &details.settings {
+        for (name, value) in &spec.settings {
             self.settings.entry(Arc::clone(name)).or_insert_with(|| Arc::clone(value));
         }
     }

@@ -180,14 +180,14 @@ impl RunPeaks {
         let container = &self.container;
         let labels = [
             Label::from(container.id.shared()),
-            (&container.image).into(),
+            (&container.spec.image).into(),
             container.runtime.into(),
-            (&container.compose_project).into(),
-            (&container.compose_service).into(),
+            (&container.spec.compose_project).into(),
+            (&container.spec.compose_service).into(),
             cgroup_version.into(),
         ];
         series.container(CONTAINER_INFO, number, labels, 1.0);
-        if let Some(pod) = &container.pod {
+        if let Some(pod) = &container.spec.pod {
             let labels = [
                 Label::from(&pod.uid),
                 Label::Number(pod.attempt.into()),
@@ -196,12 +196,18 @@ impl RunPeaks {
             ];
             series.container_with(CONTAINER_POD_INFO, number, labels, pod.labels.iter().cloned(), 1.0);
         }
-        if let Some((_, owner)) = container.owners.first() {
-            let owners = container.owners.iter().cloned();
+        if let Some((_, owner)) = container.spec.owners.first() {
+            let owners = container.spec.owners.iter().cloned();
             series.container_with(CONTAINER_OWNER_INFO, number, [Label::from(owner)], owners, 1.0);
         }
         let labels = [Label::from(&self.run), (&self.group).into(), (&self.settings).into()];
-        series.container_with(CONTAINER_RUN_INFO, number, labels, container.own_settings().cloned(), 1.0);
+        series.container_with(
+            CONTAINER_RUN_INFO,
+            number,
+            labels,
+            container.spec.own_settings().cloned(),
+            1.0,
+        );
         if let Some(started) = self.started {
             series.container(CONTAINER_START_TIME, number, [], started);
         }
@@ -216,7 +222,8 @@ impl RunPeaks {
 
 /// Returns the settings of a container as one label.
 fn settings_text(container: &Container) -> Arc<str> {
-    let settings: Vec<_> = container.own_settings().map(|(name, value)| format!("{name}={value}")).collect();
+    let settings: Vec<_> =
+        container.spec.own_settings().map(|(name, value)| format!("{name}={value}")).collect();
     bounded(&settings.join(" "))
 }
 
@@ -350,15 +357,7 @@ impl RunPeaksTable {
         let peaks = running.or_else(|| {
             self.ended.iter().map(|ended| &ended.peaks).find(|peaks| peaks.container.id == *id)
         })?;
-        let container = &peaks.container;
-        Some(ContainerRef {
-            identity: container.identity.clone(),
-            container_id: container.id.as_str().into(),
-            image: Arc::clone(&container.image),
-            runtime: container.runtime.into(),
-            started: container.started,
-            ..ContainerRef::default()
-        })
+        Some(ContainerRef::of(&peaks.container))
     }
 
     /// Returns the highest usage and the highest unreclaimable memory of a running container.

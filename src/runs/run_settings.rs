@@ -16,7 +16,7 @@ impl RunFigures {
             figures.settings.len() + figures.arguments.len() + figures.reported_settings.len()
         };
         let known_before = known(self);
-        for (name, value) in &container.settings {
+        for (name, value) in &container.spec.settings {
             // the settings of a run cannot change; those of a container are unknown until its runtime answers
             self.settings.entry(Arc::clone(name)).or_insert_with(|| Arc::clone(value));
         }

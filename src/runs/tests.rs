@@ -1,5 +1,6 @@
 use super::names::{NameKind, check_unambiguous, nearest_names};
 use super::*;
+use crate::config::GROUP_SETTING;
 use crate::discover::{Identity, Pod};
 use crate::events::UsageSample;
 use crate::runs::sample::{ReportingRank, RunSample};
@@ -9,7 +10,8 @@ const GIB: u64 = 1 << 30;
 
 fn container(settings: &[(&str, &str)]) -> Container {
     let settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into()));
-    Container { settings: settings.collect(), ..Container::clone(&Container::in_cgroup("train", "/train")) }
+    let spec = ContainerSpec { settings: settings.collect(), ..ContainerSpec::default() };
+    Container { spec: Arc::new(spec), ..Container::clone(&Container::in_cgroup("train", "/train")) }
 }
 
 fn usage(at: f64, unreclaimable: u64, gpu: u64) -> ContainerUsage {
@@ -166,12 +168,19 @@ fn reported_settings_are_those_of_the_first_process_of_the_lowest_rank() {
     assert_eq!(report(0, 105, &more), "accum=4 batch_size=96 lr=0.1 rank=0");
 }
 
+fn spec_of_compose(project: &str, service: &str) -> ContainerSpec {
+    ContainerSpec {
+        compose_project: project.into(),
+        compose_service: service.into(),
+        ..ContainerSpec::default()
+    }
+}
+
 #[test]
 fn group_of_an_event_precedes_the_short_id_of_a_container_without_a_name() {
     let mut unnamed = container(&[]);
     unnamed.identity = Identity::named(unnamed.id.short());
     let id = unnamed.id.clone();
-    let details = |group: &str| ContainerDetails { group: group.into(), ..ContainerDetails::default() };
     let group_of = |events: &dyn Fn(&mut RunFigures)| {
         let mut figures = RunFigures::default();
         events(&mut figures);
@@ -181,47 +190,42 @@ fn group_of_an_event_precedes_the_short_id_of_a_container_without_a_name() {
         figures.record(at(0.0), None, &unnamed, &usage(0.0, 1, 1));
     };
     let before = |figures: &mut RunFigures| {
-        figures.complete(&id, &details("vision"));
+        figures.complete(&id, &spec_of_compose("vision", "trainer"));
         cycle(figures);
     };
-    assert_eq!(group_of(&before), "vision");
+    assert_eq!(group_of(&before), "vision/trainer");
     let after = |figures: &mut RunFigures| {
         cycle(figures);
-        figures.complete(&id, &details("vision"));
+        figures.complete(&id, &spec_of_compose("vision", "trainer"));
     };
-    assert_eq!(group_of(&after), "vision");
+    assert_eq!(group_of(&after), "vision/trainer");
     let named = |figures: &mut RunFigures| {
         cycle(figures);
-        figures.complete(&id, &details(""));
+        figures.complete(&id, &ContainerSpec::default());
     };
     assert_eq!(group_of(&named), "", "its name");
     let set = |figures: &mut RunFigures| {
-        figures.complete(&id, &details("project/service"));
-        let settings = vec![(GROUP_SETTING.into(), "vision".into())];
-        figures.complete(&id, &ContainerDetails { settings, ..details("vision") });
+        figures.complete(&id, &spec_of_compose("vision", "trainer"));
+        let settings = vec![(GROUP_SETTING.into(), "sweep".into())];
+        figures.complete(&id, &ContainerSpec { settings, ..ContainerSpec::default() });
     };
-    assert_eq!(group_of(&set), "vision", "an inspect has more than the event");
+    assert_eq!(group_of(&set), "sweep", "an inspect has more than the event");
 }
 
 #[test]
 fn groups_have_an_order_and_stay_while_the_runtime_is_away() {
     let mut compose = container(&[]);
     assert_eq!(&*compose.group(), "train");
-    (compose.compose_project, compose.compose_service) = ("vision".into(), "trainer".into());
+    compose.spec = Arc::new(spec_of_compose("vision", "trainer"));
     assert_eq!(&*compose.group(), "vision/trainer");
     let mut in_pod = Container { identity: Identity::named("pytorch"), ..container(&[]) };
     (in_pod.identity.k8s_namespace, in_pod.identity.k8s_pod) = ("team".into(), "train-0".into());
     assert_eq!(&*in_pod.group(), "team/train-0/pytorch");
-    in_pod.pod = Some(Arc::new(Pod {
-        namespace: "team".into(),
-        name: "train-0".into(),
-        uid: "u".into(),
-        job: "sweep-7".into(),
-        ..Pod::default()
-    }));
+    let pod = Pod { job: "sweep-7".into(), ..Pod::default() };
+    Arc::make_mut(&mut in_pod.spec).pod = Some(Arc::new(pod));
     assert_eq!(&*in_pod.group(), "team/sweep-7/pytorch");
     for labelled in [&mut compose, &mut in_pod] {
-        labelled.settings = vec![("group".into(), "sweep".into())];
+        Arc::make_mut(&mut labelled.spec).settings = vec![("group".into(), "sweep".into())];
         assert_eq!(&*labelled.group(), "sweep");
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::messages::{Container, ContainerStatusResponse, PodSandbox};
 use super::{RUNTIME, unix_seconds};
 use crate::config::{CriSettings, Filter, merged};
-use crate::discover::{ContainerDetails, ContainerRecord, Pod};
+use crate::discover::{ContainerRecord, ContainerSpec, Pod};
 use crate::text::bounded;
 
 /// Label with the Job that created a pod.
@@ -61,13 +61,13 @@ impl Sandbox {
         Some(Self { pod, labels: sandbox.labels })
     }
 
-    /// Returns the details of its pause process, for the ledger.
-    pub fn details(&self, filter: &Filter) -> ContainerDetails {
-        ContainerDetails {
+    /// Returns what its pause process is, for the ledger.
+    pub fn spec(&self, filter: &Filter) -> ContainerSpec {
+        ContainerSpec {
             name: SANDBOX_NAME.into(),
             pod: Some(Arc::new(self.pod.clone())),
             labels_match: filter.labels_match(&self.labels),
-            ..ContainerDetails::default()
+            ..ContainerSpec::default()
         }
     }
 }
@@ -94,14 +94,15 @@ pub fn record(container: &Container, sandbox: Option<&Sandbox>, filter: &Filter)
     };
     let mut labels = container.labels.clone();
     labels.extend(sandbox.iter().flat_map(|sandbox| sandbox.labels.clone()));
-    let record = ContainerRecord::labelled(&container.id, RUNTIME, [&metadata.name, ""], &labels, filter);
-    Some(ContainerRecord {
+    let spec = ContainerSpec {
         pod: Some(Arc::new(Pod { attempt: metadata.attempt, ..pod })),
-        compose_project: "".into(),
-        compose_service: "".into(),
+        compose_project: Arc::default(),
+        compose_service: Arc::default(),
         image: image(container.image.as_ref().map(|image| (&*image.user_specified_image, &*image.image))),
-        ..record
-    })
+        user: Some(0),
+        ..ContainerSpec::labelled([&metadata.name, ""], &labels, filter)
+    };
+    Some(ContainerRecord::new(&container.id, RUNTIME, spec))
 }
 
 fn image(image: Option<(&str, &str)>) -> Arc<str> {
@@ -117,20 +118,21 @@ pub fn complete(
     filter: &Filter,
 ) -> Started {
     let started = parse_info(response);
+    let spec = Arc::make_mut(&mut record.spec);
     if let Some(status) = &response.status {
         record.started = unix_seconds(status.started_at);
         // the list may have the image's id where the status has its name
         let image_names = status.image.as_ref().map(|image| (&*image.user_specified_image, &*image.image));
         if image_names.is_some_and(|(requested, resolved)| !requested.is_empty() || !resolved.is_empty()) {
-            record.image = image(image_names);
+            spec.image = image(image_names);
         }
     }
     record.pid = started.pid;
-    let of_labels = std::mem::take(&mut record.settings);
+    let of_labels = std::mem::take(&mut spec.settings);
     let of_environment = filter.settings_of(started.environment.iter().map(String::as_str));
-    record.settings = merged(of_labels, of_environment);
-    if let (Some(bytes), Some(pod)) = (started.memory_min_bytes, &record.pod) {
-        record.pod = Some(Arc::new(Pod { memory_min_bytes: Some(bytes), ..Pod::clone(pod) }));
+    spec.settings = merged(of_labels, of_environment);
+    if let (Some(bytes), Some(pod)) = (started.memory_min_bytes, &spec.pod) {
+        spec.pod = Some(Arc::new(Pod { memory_min_bytes: Some(bytes), ..Pod::clone(pod) }));
     }
     started
 }

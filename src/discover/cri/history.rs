@@ -60,7 +60,7 @@ async fn read(
         })
         .collect();
     let rank = |record: &ContainerRecord| {
-        query.rank(record.id.as_str(), |wanted| wanted.rsplit('/').next() == Some(&*record.name))
+        query.rank(record.id.as_str(), |wanted| wanted.rsplit('/').next() == Some(&*record.spec.name))
     };
     wanted.sort_by_cached_key(|(container, record)| (rank(record), std::cmp::Reverse(container.created_at)));
     for (_, record) in &wanted {
@@ -103,7 +103,8 @@ fn read_status(
     history.containers.push(ExistingContainer {
         id: record.id.clone(),
         runtime: RUNTIME,
-        named: record.details(),
+        restarts: record.spec.pod.as_ref().map(|pod| pod.attempt.into()),
+        named: record.spec,
         is_running,
         first_process: None,
         has_lost_process: false,
@@ -112,6 +113,5 @@ fn read_status(
         start_error: status.and_then(ContainerStatus::start_error),
         log_path: status.filter(|status| !status.log_path.is_empty()).map(|status| (&status.log_path).into()),
         limit_bytes: status.and_then(ContainerStatus::memory_limit),
-        restarts: record.pod.as_ref().map(|pod| pod.attempt.into()),
     });
 }

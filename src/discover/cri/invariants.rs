@@ -23,7 +23,7 @@ pub fn response(bytes: &[u8]) {
     let pods = ListPodSandboxResponse::decode(bytes).map(|list| list.items).unwrap_or_default();
     let pods: Vec<_> = pods.into_iter().filter_map(|pod| Sandbox::read(pod, &settings)).collect();
     for pod in &pods {
-        assert_eq!(&*pod.details(&filter).name, "POD");
+        assert_eq!(&*pod.spec(&filter).name, "POD");
     }
     for container in ListContainersResponse::decode(bytes).map(|list| list.containers).unwrap_or_default() {
         let Some(mut record) = record(&container, pods.first(), &filter) else { continue };
@@ -38,14 +38,14 @@ pub fn response(bytes: &[u8]) {
 }
 
 fn check_record(record: &ContainerRecord) {
-    let mut texts = vec![&*record.name, &record.image];
-    if let Some(pod) = &record.pod {
+    let mut texts = vec![&*record.spec.name, &record.spec.image];
+    if let Some(pod) = &record.spec.pod {
         texts.extend([&*pod.namespace, &pod.name, &pod.uid, &pod.source]);
         texts.extend(pod.labels.iter().map(|(_, value)| &**value));
     }
     assert!(texts.iter().all(|text| text.chars().count() <= 256), "{record:?}");
     assert!(record.started.is_none_or(|at| at > 0.0));
-    assert!(record.settings.iter().all(|(name, _)| &**name == "batch_size"), "{record:?}");
+    assert!(record.spec.settings.iter().all(|(name, _)| &**name == "batch_size"), "{record:?}");
 }
 
 #[cfg(test)]

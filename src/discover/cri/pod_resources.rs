@@ -197,7 +197,7 @@ fn drop_stale<'a>(
     let before = allocations.len();
     for record in running {
         if last_response.may_be_older_than(record) {
-            allocations.remove(&Identity::canonical(&record.name, record.pod.as_deref()));
+            allocations.remove(&record.spec.identity());
         }
     }
     allocations.len() < before
@@ -267,7 +267,7 @@ pub(super) fn check_invariants(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::Pod;
+    use crate::discover::{ContainerSpec, Pod};
 
     fn given_to(pod: &str, ids: &[&str]) -> Allocations {
         let identity = Identity { k8s_namespace: "ml".into(), k8s_pod: pod.into(), name: "main".into() };
@@ -316,9 +316,9 @@ mod tests {
     fn re_created_pod_loses_allocation_of_its_predecessor() {
         let pod = Pod { namespace: "ml".into(), name: "train-0".into(), uid: "u".into(), ..Pod::default() };
         let labels = HashMap::new();
-        let record =
-            ContainerRecord::labelled("a", "cri", ["main", ""], &labels, &crate::config::Filter::default());
-        let mut record = ContainerRecord { pod: Some(Arc::new(pod)), started: Some(50.0), ..record };
+        let labelled = ContainerSpec::labelled(["main", ""], &labels, &crate::config::Filter::default());
+        let record = ContainerRecord::new("a", "cri", ContainerSpec { pod: Some(Arc::new(pod)), ..labelled });
+        let mut record = ContainerRecord { started: Some(50.0), ..record };
         let mut allocations = given_to("train-0", &["GPU-b"]);
         allocations.extend(given_to("train-1", &["GPU-c"]));
         let last_response = |running: &[&ContainerRecord]| {

@@ -12,6 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{FutureExt, Stream, StreamExt, TryStreamExt};
@@ -29,7 +30,7 @@ use crate::config::{CriSettings, Filter};
 use crate::discover::reconcile::{Responses, Runtime};
 use crate::discover::status_queries;
 use crate::discover::{
-    ConnectionState, ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent, RuntimeState,
+    ConnectionState, ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent, RuntimeState,
 };
 
 /// Sandboxes are listed at least once per this many lists of containers.
@@ -212,13 +213,14 @@ impl<'a> CriReconciler<'a> {
         if state.sandboxes == ids {
             return;
         }
-        let event = |id: ContainerId, named: Option<ContainerDetails>, what: EventKind| {
+        let event = |id: ContainerId, named: Option<Arc<ContainerSpec>>, what: EventKind| {
             let socket = std::sync::Arc::default();
             RuntimeEvent { runtime: RUNTIME, socket, id, at: now.unix_seconds(), named, what }
         };
         let all = self.pods.iter().map(|(id, sandbox)| (ContainerId::new(id), sandbox));
         let new = all.filter(|(id, _)| !state.sandboxes.contains(id));
-        let new = new.map(|(id, sandbox)| event(id, Some(sandbox.details(self.filter)), EventKind::Sandbox));
+        let new =
+            new.map(|(id, sandbox)| event(id, Some(Arc::new(sandbox.spec(self.filter))), EventKind::Sandbox));
         let removed = state.sandboxes.difference(&ids);
         let removed = removed.map(|id| event(id.clone(), None, EventKind::SandboxRemoved));
         let runtime_events: Vec<_> = new.chain(removed).collect();

@@ -9,7 +9,7 @@ use bollard::models::{
 
 use super::Watcher;
 use crate::config::merged;
-use crate::discover::{ContainerRecord, EventKind, RuntimeEvent};
+use crate::discover::{ContainerRecord, ContainerSpec, EventKind, RuntimeEvent};
 use crate::text::bounded;
 
 /// A container as inspect shows it.
@@ -55,15 +55,15 @@ impl Watcher<'_> {
         let (config, host) = (response.config.unwrap_or_default(), response.host_config.unwrap_or_default());
         let of_environment = self.filter.settings_of(config.env.iter().flatten().map(String::as_str));
         let pid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
-        let record =
-            self.record(&id, [&name, &config.image.unwrap_or_default()], &config.labels.unwrap_or_default());
+        let texts = [&*name, &config.image.unwrap_or_default()];
+        let mut spec = self.spec(texts, &config.labels.unwrap_or_default());
+        spec.settings = merged(spec.settings, of_environment);
         Some(Inspected {
             record: ContainerRecord {
-                settings: merged(record.settings, of_environment),
                 gpus: gpus(host.device_requests.unwrap_or_default()),
                 started: state.started_at.as_deref().and_then(unix_seconds),
                 pid,
-                ..record
+                ..ContainerRecord::new(&id, self.endpoint.runtime, spec)
             },
             is_running: state.running == Some(true) && state.restarting != Some(true),
             pid,
@@ -83,18 +83,18 @@ impl Watcher<'_> {
         // the list includes the names that links give it, as /OTHER/NAME
         let name = names.iter().map(|name| name.trim_start_matches('/')).find(|name| !name.contains('/'))?;
         let image = listed.image.as_deref().unwrap_or_default();
-        Some(self.record(listed.id.as_deref()?, [name, image], &labels))
+        let spec = self.spec([name, image], &labels);
+        Some(ContainerRecord::new(listed.id.as_deref()?, self.endpoint.runtime, spec))
     }
 
     /// Returns the event with the user whose engine reported it.
     pub fn of_engine(&self, mut runtime_event: RuntimeEvent) -> RuntimeEvent {
-        runtime_event.named.iter_mut().for_each(|named| named.user = Some(self.user));
+        runtime_event.named.iter_mut().for_each(|spec| Arc::make_mut(spec).user = Some(self.user));
         runtime_event
     }
 
-    fn record(&self, id: &str, texts: [&str; 2], labels: &HashMap<String, String>) -> ContainerRecord {
-        let record = ContainerRecord::labelled(id, self.endpoint.runtime, texts, labels, self.filter);
-        ContainerRecord { user: self.user, ..record }
+    fn spec(&self, texts: [&str; 2], labels: &HashMap<String, String>) -> ContainerSpec {
+        ContainerSpec { user: Some(self.user), ..ContainerSpec::labelled(texts, labels, self.filter) }
     }
 }
 

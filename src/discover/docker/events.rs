@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 
 use crate::clock::Timestamp;
 use crate::config::Filter;
-use crate::discover::{ContainerId, ContainerRecord, EventKind, RuntimeEvent};
+use crate::discover::{ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent};
 use crate::host::bounds::CONTAINER_ID;
 
 /// The subscribed event types. `died` is Podman's name for `die`.
@@ -90,9 +90,9 @@ impl DockerEvent {
                 signal: self.attributes.get("signal").and_then(|text| signal(text)),
             },
         };
-        let mut named = self.record(runtime, filter).map(|record| record.details());
-        if let (EventKind::Oom | EventKind::SignalRequested { .. }, Some(named)) = (&what, &mut named) {
-            named.settings = vec![]; // there may be many in one run
+        let mut named = self.record(runtime, filter).map(|record| record.spec);
+        if let (EventKind::Oom | EventKind::SignalRequested { .. }, Some(spec)) = (&what, &mut named) {
+            Arc::make_mut(spec).settings = vec![]; // there may be many in one run
         }
         let socket = Arc::default(); // set by the follower
         Some(RuntimeEvent { runtime, socket, id: self.id.clone(), at: self.at, named, what })
@@ -101,8 +101,10 @@ impl DockerEvent {
     /// Creates the record of a run from this event alone; `None` without a name.
     pub fn record(&self, runtime: &'static str, filter: &Filter) -> Option<ContainerRecord> {
         let texts = ["name", "image"].map(|key| self.attributes.get(key).map_or("", String::as_str));
-        let record = ContainerRecord::labelled(self.id.as_str(), runtime, texts, &self.attributes, filter);
-        (!record.name.is_empty()).then_some(ContainerRecord { started: Some(self.at), ..record })
+        let spec = ContainerSpec::labelled(texts, &self.attributes, filter);
+        let is_named = !spec.name.is_empty();
+        let record = ContainerRecord::new(self.id.as_str(), runtime, spec);
+        is_named.then_some(ContainerRecord { started: Some(self.at), ..record })
     }
 }
 
@@ -198,9 +200,9 @@ pub mod tests {
             ("podman", "a", 1_000.5, EventKind::Started)
         );
         let named = runtime_event.named.unwrap();
-        assert_eq!((&*named.name, &*named.image), ("train-1", "i:1"));
+        assert_eq!((&*named.identity().name, &*named.image), ("train-1", "i:1"));
         assert!(!named.labels_match, "reported and marked");
-        assert_eq!(&*named.group, "vision");
+        assert_eq!(named.group_setting().map(|group| &**group), Some("vision"));
         assert_eq!(named.settings, [("group".into(), "vision".into()), ("seed".into(), "7".into())]);
         let signal = event("a", "kill", 1, &attributes).runtime_event("docker", &filter, true);
         assert_eq!(signal.unwrap().named.unwrap().settings, [], "there may be many");

@@ -2,6 +2,7 @@
 //! events (Docker keeps 256 of them until the daemon is restarted), which name containers that are gone.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use bollard::Docker;
 use bollard::errors::Error;
@@ -92,8 +93,9 @@ async fn inspect_all(
         history.events.push(record.event(query.since, EventKind::Exists));
     }
     let rank = |listed: &ContainerSummary| {
-        let name = watcher.record_from_list(listed).map(|record| record.name).unwrap_or_default();
-        query.rank(listed.id.as_deref().unwrap_or(""), |wanted| name == wanted)
+        let name =
+            watcher.record_from_list(listed).map(|record| Arc::clone(&record.spec.name)).unwrap_or_default();
+        query.rank(listed.id.as_deref().unwrap_or(""), |wanted| *name == *wanted)
     };
     listed.sort_by_cached_key(|listed| (rank(listed), std::cmp::Reverse(listed.created)));
     let ids: Vec<_> = listed.into_iter().filter_map(|listed| listed.id).collect();
@@ -116,7 +118,7 @@ async fn inspect_all(
 
 fn existing(found: Inspected) -> ExistingContainer {
     ExistingContainer {
-        named: found.record.details(),
+        named: found.record.spec,
         runtime: found.record.runtime,
         is_running: found.is_running,
         first_process: found.pid.filter(|_| found.is_running),
@@ -182,7 +184,7 @@ fn is_reported(recorded: &RuntimeEvent, events: &[RuntimeEvent]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::{ContainerDetails, ContainerId};
+    use crate::discover::{ContainerId, ContainerSpec};
     use bollard::models::{ContainerInspectResponse, ContainerState};
 
     fn run_of(state: ContainerState) -> Vec<(f64, EventKind)> {
@@ -244,7 +246,7 @@ mod tests {
     #[test]
     fn run_of_a_millisecond_is_the_run_of_its_events() {
         let record = |at, what| {
-            let named = Some(ContainerDetails { name: "train".into(), ..ContainerDetails::default() });
+            let named = Some(Arc::new(ContainerSpec { name: "train".into(), ..ContainerSpec::default() }));
             RuntimeEvent {
                 runtime: "docker",
                 socket: std::sync::Arc::default(),

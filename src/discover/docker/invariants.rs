@@ -32,7 +32,7 @@ pub fn response(json: &[u8]) {
         check_record(&found.record);
         assert!(found.pid != Some(0), "0 is no pid");
         assert!(found.finished.is_none_or(|at| at > 0.0) && found.limit_bytes != Some(0), "{found:?}");
-        assert!(found.record.settings.iter().all(|(name, _)| &**name == "batch_size"), "{found:?}");
+        assert!(found.record.spec.settings.iter().all(|(name, _)| &**name == "batch_size"), "{found:?}");
         if let Some(runtime_event) = found.running() {
             check_event(&runtime_event);
         }
@@ -40,7 +40,7 @@ pub fn response(json: &[u8]) {
     for listed in read::<Vec<ContainerSummary>>(json).unwrap_or_default() {
         let _ = may_run(&listed);
         if let Some(record) = watcher.record_from_list(&listed) {
-            assert!(!record.name.contains('/') && record.started.is_none(), "{record:?}");
+            assert!(!record.spec.name.contains('/') && record.started.is_none(), "{record:?}");
             check_record(&record);
             check_event(&record.event(1.0, EventKind::Exists));
         }
@@ -63,20 +63,21 @@ pub fn response(json: &[u8]) {
 }
 
 fn check_record(record: &ContainerRecord) {
-    let texts = [&*record.name, &record.image, &record.compose_project, &record.compose_service];
+    let texts =
+        [&*record.spec.name, &record.spec.image, &record.spec.compose_project, &record.spec.compose_service];
     assert!(texts.iter().all(|text| text.chars().count() <= MAX_LABEL_CHARS), "{record:?}");
     assert!(record.started.is_none_or(f64::is_finite) && record.gpus.len() <= MAX_GPUS, "{record:?}");
 }
 
 fn check_event(runtime_event: &RuntimeEvent) {
     assert!(runtime_event.at.is_finite());
-    if let Some(details) = &runtime_event.named {
-        let texts = details.settings.iter().flat_map(|(name, value)| [name, value]);
+    if let Some(spec) = &runtime_event.named {
+        let texts = spec.settings.iter().flat_map(|(name, value)| [name, value]);
         assert!(
-            texts.chain([&details.group]).all(|text| text.chars().count() <= MAX_LABEL_CHARS),
-            "{details:?}"
+            texts.chain(&spec.group(&spec.identity())).all(|text| text.chars().count() <= MAX_LABEL_CHARS),
+            "{spec:?}"
         );
-        assert!(details.settings.len() <= 64, "{details:?}");
+        assert!(spec.settings.len() <= 64, "{spec:?}");
     }
     if let EventKind::SignalRequested { signal: Some(signal) } = runtime_event.what {
         assert!((1..=64).contains(&signal), "{signal}");

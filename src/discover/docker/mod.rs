@@ -327,7 +327,7 @@ impl<'a> Watcher<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::ContainerRecord;
+    use crate::discover::{ContainerRecord, ContainerSpec};
     use std::path::PathBuf;
 
     pub(super) fn watcher_on(source: &Arc<RuntimeState>, test: impl FnOnce(Watcher<'_>)) {
@@ -358,9 +358,8 @@ mod tests {
     }
 
     pub(super) fn started_at(started: f64) -> ContainerRecord {
-        let record =
-            ContainerRecord::labelled("a", "docker", ["train", "i"], &HashMap::new(), &Filter::default());
-        ContainerRecord { started: Some(started), ..record }
+        let spec = ContainerSpec::labelled(["train", "i"], &HashMap::new(), &Filter::default());
+        ContainerRecord { started: Some(started), ..ContainerRecord::new("a", "docker", spec) }
     }
 
     #[test]
@@ -386,7 +385,7 @@ mod tests {
                 ..Default::default()
             };
             let record = watcher.record_from_list(&listed).unwrap();
-            assert_eq!((record.name.len(), &*record.image, record.started), (256, "i", None));
+            assert_eq!((record.spec.name.len(), &*record.spec.image, record.started), (256, "i", None));
             watcher.source.add_running(record);
             watcher.source.add_running(started_at(10.0));
             assert_eq!(counts(&source), (1, 0));

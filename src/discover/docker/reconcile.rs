@@ -25,7 +25,7 @@ use crate::clock::Timestamp;
 use crate::discover::reconcile::Responses;
 use crate::discover::status_queries::StatusResult;
 use crate::discover::{
-    ConnectionState, ContainerDetails, ContainerId, ContainerRecord, EventKind, RuntimeEvent,
+    ConnectionState, ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent,
 };
 
 /// Time for a query of [`DockerReconciler::query_request`], and the maximum number at a time.
@@ -138,9 +138,9 @@ impl<'a> DockerReconciler<'a> {
     fn needs_inspect(&self, listed: &ContainerSummary) -> bool {
         let id = listed.id.as_deref().map(ContainerId::new);
         let Some(id) = id.filter(|id| may_run(listed) && !self.oversized.contains(id)) else { return false };
-        let name = self.watcher.record_from_list(listed).map(|record| record.name);
+        let name = self.watcher.record_from_list(listed).map(|record| Arc::clone(&record.spec.name));
         let is_known = self.watcher.source.lock().running.get(&id).is_some_and(|record| {
-            record.started.is_some() && name.as_ref().is_none_or(|name| record.name == *name)
+            record.started.is_some() && name.as_ref().is_none_or(|name| record.spec.name == *name)
         });
         match self.kind {
             ListKind::First => true,
@@ -337,7 +337,7 @@ impl<'a> DockerReconciler<'a> {
     fn end_oversized(&mut self, id: ContainerId, list: &[ContainerSummary]) {
         let listed = list.iter().find(|listed| listed.id.as_deref() == Some(id.as_str()));
         match listed.and_then(|listed| self.watcher.record_from_list(listed)) {
-            Some(record) => self.publish_end(id, Some(record.details()), None, UNKNOWN_END),
+            Some(record) => self.publish_end(id, Some(record.spec), None, UNKNOWN_END),
             None => self.end_lost(id, None),
         }
     }
@@ -347,7 +347,10 @@ impl<'a> DockerReconciler<'a> {
         let is_own = !self.resume.has_siblings || self.resume.own.contains(&id);
         match found {
             Some(found) if found.is_running => {} // it runs again; the next list has it
-            Some(found) => self.publish_end(id, Some(found.record.details()), found.finished, found.ended()),
+            Some(found) => {
+                let end = found.ended();
+                self.publish_end(id, Some(found.record.spec), found.finished, end);
+            }
             None if is_own => self.publish_end(id, None, None, UNKNOWN_END),
             None => drop(self.resume.open.remove(&id)), // of another engine
         }
@@ -356,7 +359,7 @@ impl<'a> DockerReconciler<'a> {
     fn publish_end(
         &mut self,
         id: ContainerId,
-        named: Option<ContainerDetails>,
+        named: Option<Arc<ContainerSpec>>,
         finished: Option<f64>,
         what: EventKind,
     ) {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::RUNTIME;
 use crate::config::{Filter, RunSettings, merged, variable_name};
 use crate::discover::history::ExistingContainer;
-use crate::discover::{ContainerId, ContainerRecord, EventKind, RuntimeEvent};
+use crate::discover::{ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent};
 use crate::host::process::{ProcessId, read_stat};
 use crate::host::{Dir, HostPaths};
 use crate::parse::container_id::RUN_ID_SUFFIX;
@@ -175,16 +175,19 @@ impl SpooledRun {
     /// Returns it as a container.
     pub fn container(&self, filter: &Filter) -> ContainerRecord {
         let labels = self.labels();
-        let record = ContainerRecord::labelled(&self.id, RUNTIME, [&self.name, ""], &labels, filter);
+        let labelled = ContainerSpec::labelled([&self.name, ""], &labels, filter);
+        let spec = ContainerSpec {
+            compose_project: Arc::default(),
+            compose_service: Arc::default(),
+            settings: merged(labelled.settings, self.settings.clone()),
+            user: Some(self.uid),
+            reads_log: false,
+            ..labelled
+        };
         ContainerRecord {
-            compose_project: "".into(),
-            compose_service: "".into(),
-            settings: merged(record.settings, self.settings.clone()),
             started: Some(self.started),
             pid: self.command.map(|command| command.pid),
-            user: self.uid,
-            reads_log: false,
-            ..record
+            ..ContainerRecord::new(&self.id, RUNTIME, spec)
         }
     }
 
@@ -218,7 +221,7 @@ impl SpooledRun {
         ExistingContainer {
             id: self.container_id(),
             runtime: RUNTIME,
-            named: self.container(filter).details(),
+            named: self.container(filter).spec,
             is_running,
             first_process: None,
             has_lost_process: false,

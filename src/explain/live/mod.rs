@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::discover::cgroup_tree::{CgroupTree, ContainerCgroup};
 use crate::discover::history::{self, ExistingContainer, RuntimeHistory};
 use crate::discover::{
-    ContainerDetails, ContainerId, EventKind, Hierarchy, Identity, PathClaim, RUNTIMES, RuntimeEvent, Version,
+    ContainerId, ContainerSpec, EventKind, Hierarchy, PathClaim, RUNTIMES, RuntimeEvent, Version,
 };
 use crate::events::{
     ContainerRef, Evidence, Exit, ExitReason, FIRST_UNRECORDED_ID, Kill, KillOwner, LedgerEvent, Victim,
@@ -183,12 +183,12 @@ fn name_of(subject: &ContainerRef, at: f64) -> Option<RuntimeEvent> {
     if !subject.identity.k8s_pod.is_empty() || subject.container_id.starts_with(&**name) {
         return None;
     }
-    let named = ContainerDetails {
+    let named = ContainerSpec {
         name: Arc::clone(name),
         pod: None,
         image: Arc::clone(&subject.image),
         labels_match: true,
-        ..ContainerDetails::default()
+        ..ContainerSpec::default()
     };
     let runtime = RUNTIMES.into_iter().find(|runtime| **runtime == *subject.runtime)?;
     let id = ContainerId::new(&subject.container_id);
@@ -197,7 +197,7 @@ fn name_of(subject: &ContainerRef, at: f64) -> Option<RuntimeEvent> {
         socket: Arc::default(),
         id,
         at,
-        named: Some(named),
+        named: Some(Arc::new(named)),
         what: EventKind::Exists,
     })
 }
@@ -316,7 +316,7 @@ impl RunKills {
 
 /// Returns a container as the subject of an event.
 pub fn subject_of(container: &ExistingContainer) -> ContainerRef {
-    let identity = Identity::canonical(&container.named.name, container.named.pod.as_deref());
+    let identity = container.named.identity();
     ContainerRef {
         identity,
         container_id: Arc::clone(container.id.shared()),

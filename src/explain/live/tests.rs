@@ -46,12 +46,12 @@ impl Past {
     }
 
     fn event(&mut self, ago: f64, what: EventKind) {
-        let named = ContainerDetails {
+        let named = ContainerSpec {
             name: "train".into(),
             pod: None,
             image: "i".into(),
             labels_match: true,
-            ..ContainerDetails::default()
+            ..ContainerSpec::default()
         };
         let (id, at) = (ContainerId::new(ID), self.now.unix_seconds() - ago);
         self.events.push(RuntimeEvent {
@@ -59,7 +59,7 @@ impl Past {
             socket: Arc::default(),
             id,
             at,
-            named: Some(named),
+            named: Some(Arc::new(named)),
             what,
         });
     }
@@ -447,13 +447,12 @@ fn counted_kills_are_the_union_of_ledger_and_host() {
     let container = ExistingContainer {
         id: ContainerId::new(ID),
         runtime: "docker",
-        named: ContainerDetails {
+        named: Arc::new(ContainerSpec {
             name: "train".into(),
-            pod: None,
             image: "i".into(),
             labels_match: true,
-            ..ContainerDetails::default()
-        },
+            ..ContainerSpec::default()
+        }),
         is_running: true,
         first_process: None,
         has_lost_process: false,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::story::{Story, id, running};
-use crate::discover::{Container, ContainerDetails, EventKind, Identity, Inventory};
+use crate::discover::{Container, ContainerSpec, EventKind, Identity, Inventory};
 use crate::events::ExitReason;
 use crate::ledger::exchange::CycleReport;
 use crate::ledger::reconcile::ProcInfo;
@@ -45,7 +45,7 @@ fn ends_unseen(story: &mut Story, path: impl Fn(char) -> String) {
 
 /// The runtime reports that it is the sandbox of a pod.
 fn is_sandbox(story: &mut Story, at: f64) {
-    let details = ContainerDetails { name: "POD".into(), labels_match: true, ..ContainerDetails::default() };
+    let details = ContainerSpec { name: "POD".into(), labels_match: true, ..ContainerSpec::default() };
     story.named_event('a', at, at, Some(details), EventKind::Sandbox);
 }
 

@@ -2,8 +2,8 @@
 
 use super::figures;
 use super::story::{KILLED, Story, id, killed, path, running, stop_request};
-use crate::config::Filter;
-use crate::discover::{ContainerDetails, EventKind, Pod};
+use crate::config::{Filter, GROUP_SETTING};
+use crate::discover::{ContainerSpec, EventKind, Pod};
 use crate::events::{ExitReason, KillOwner, LedgerEvent, Victim};
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::sources::kernel_log::LogPosition;
@@ -70,7 +70,7 @@ fn kill_in_the_cgroup_of_a_users_engine_is_the_containers_once_it_is_reported() 
     story.settle(1.0);
     assert_eq!(story.last_kill().owner, KillOwner::Pending);
     let reported = story.runtime_event('a', 0.9, EventKind::Started);
-    let details = reported.named.clone().map(|named| ContainerDetails { user: Some(7), ..named });
+    let details = reported.named.as_deref().map(|named| ContainerSpec { user: Some(7), ..named.clone() });
     story.named_event('a', 0.9, 1.2, details, EventKind::Started);
     story.settle(1.2);
     assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "kmsg"));
@@ -428,12 +428,12 @@ fn new_name_has_own_counts_but_temporary_compose_name_does_not() {
         story.settle(at);
     }
     let named = |name: &str| {
-        Some(ContainerDetails {
+        Some(ContainerSpec {
             name: name.into(),
             pod: None,
             image: "".into(),
             labels_match: true,
-            ..ContainerDetails::default()
+            ..ContainerSpec::default()
         })
     };
     story.named_event('a', 8.0, 8.0, named("0123456789ab_a"), EventKind::Renamed);
@@ -495,7 +495,7 @@ fn container_that_gets_its_former_name_back_has_each_kill_once() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
     let rename = |story: &mut Story, at: f64, name: &str| {
-        let named = ContainerDetails { name: name.into(), labels_match: true, ..ContainerDetails::default() };
+        let named = ContainerSpec { name: name.into(), labels_match: true, ..ContainerSpec::default() };
         story.named_event('a', at, at, Some(named), EventKind::Renamed);
     };
     for (at, name) in [(10.0, "b"), (20.0, "a"), (30.0, "b"), (40.0, "a")] {
@@ -522,7 +522,7 @@ fn kill_of_which_is_undecided_at_a_rename_is_counted_under_the_name_of_its_time(
     story.event('a', 0.1, EventKind::Started);
     story.kill_in('a', 1.0, 71);
     story.settle(1.0);
-    let named = ContainerDetails { name: "new".into(), labels_match: true, ..ContainerDetails::default() };
+    let named = ContainerSpec { name: "new".into(), labels_match: true, ..ContainerSpec::default() };
     story.named_event('a', 2.0, 2.0, Some(named), EventKind::Renamed);
     for at in [2.0, 8.0, 30.0] {
         story.settle(at);
@@ -559,11 +559,11 @@ fn name_that_is_shared_with_another_runtime_is_no_rename() {
 fn limit_of_a_pod_is_the_containers_where_no_other_one_of_it_runs() {
     let in_pod = |name: &str| {
         let pod = Pod { namespace: "ml".into(), name: "train-0".into(), ..Pod::default() };
-        Some(ContainerDetails {
+        Some(ContainerSpec {
             name: name.into(),
             pod: Some(std::sync::Arc::new(pod)),
             labels_match: true,
-            ..ContainerDetails::default()
+            ..ContainerSpec::default()
         })
     };
     // alone; beside a sidecar; after an init container; at a limit that is no pod's
@@ -602,7 +602,7 @@ fn former_name_that_the_filter_excludes_is_not_shown() {
     let only = Filter { include: Some(regex::Regex::new("^train").unwrap()), ..Filter::default() };
     let mut story = Story::filtered(only);
     let named = |name: &str| {
-        Some(ContainerDetails { name: name.into(), labels_match: true, ..ContainerDetails::default() })
+        Some(ContainerSpec { name: name.into(), labels_match: true, ..ContainerSpec::default() })
     };
     story.named_event('a', 0.1, 0.1, named("secret"), EventKind::Started);
     story.kill_in('a', 1.0, 71);
@@ -646,7 +646,7 @@ fn renamed_container_that_is_forgotten_has_its_name_in_the_store() {
     for at in [1.0, 7.0, 20.0, 4_000.0] {
         story.settle(at);
     }
-    let details = ContainerDetails { name: "old".into(), labels_match: true, ..ContainerDetails::default() };
+    let details = ContainerSpec { name: "old".into(), labels_match: true, ..ContainerSpec::default() };
     story.named_event('a', 4_001.0, 4_001.0, Some(details), EventKind::Renamed);
     story.settle(4_001.0);
     let exits = story.store.exits_of(&id('a'));
@@ -779,22 +779,23 @@ fn owner_from_a_counter_is_kept_over_a_restart() {
 fn run_that_no_cycle_sees_has_the_group_and_settings_of_its_events() {
     let mut story = Story::new();
     let details = |group: &str, settings: &[(&str, &str)]| {
-        let settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-        let (name, group) = ("a".into(), group.into());
-        Some(ContainerDetails { name, group, settings, labels_match: true, ..ContainerDetails::default() })
+        let group = (!group.is_empty()).then_some((GROUP_SETTING, group));
+        let settings = group.iter().chain(settings);
+        let settings = settings.map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        Some(ContainerSpec { name: "a".into(), settings, labels_match: true, ..ContainerSpec::default() })
     };
     story.named_event('a', 0.1, 0.1, details("vision", &[("seed", "7")]), EventKind::Started);
     let of_inspect = details("vision", &[("batch_size", "8"), ("seed", "7")]);
     story.named_event('a', 0.1, 0.2, of_inspect, running(7));
     // older versions of Podman send no labels with it, so that it does not match a filter by labels
     let end = EventKind::Ended { exit_code: Some(3), oom_flag: None };
-    let without_labels = details("", &[]).map(|details| ContainerDetails { labels_match: false, ..details });
+    let without_labels = details("", &[]).map(|details| ContainerSpec { labels_match: false, ..details });
     story.named_event('a', 0.3, 0.3, without_labels, end.clone());
     story.settle(16.0);
     let record = story.run_record();
     assert_eq!((&*record.group, record.samples), ("vision", 0));
     let settings: Vec<_> = record.settings.iter().map(|(name, value)| (&**name, &**value)).collect();
-    assert_eq!(settings, [("batch_size", "8"), ("seed", "7")]);
+    assert_eq!(settings, [("batch_size", "8"), ("group", "vision"), ("seed", "7")]);
     // and without a group of its own it has its name
     story.named_event('b', 20.0, 20.0, details("", &[]), EventKind::Started);
     story.end('b', 20.5, Some(0));
@@ -805,7 +806,7 @@ fn run_that_no_cycle_sees_has_the_group_and_settings_of_its_events() {
     story.named_event('c', 40.5, 40.5, details("vision", &[("seed", "8")]), end);
     story.settle(56.0);
     let record = story.run_record();
-    assert_eq!((&*record.group, record.settings.len()), ("vision", 1));
+    assert_eq!((&*record.group, record.settings.len()), ("vision", 2));
 }
 
 #[test]

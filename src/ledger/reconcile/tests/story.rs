@@ -8,9 +8,7 @@ use std::time::Duration;
 use super::{MemoryStore, figures};
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
-use crate::discover::{
-    Container, ContainerDetails, ContainerId, EventKind, Identity, Inventory, RuntimeEvent,
-};
+use crate::discover::{Container, ContainerId, ContainerSpec, EventKind, Identity, Inventory, RuntimeEvent};
 use crate::events::{Exit, ExitReason, Kill, KillOwner, Victim};
 use crate::ledger::exchange::{CycleReport, GpuUse};
 use crate::ledger::interval::LogClock;
@@ -142,21 +140,22 @@ impl Story {
         letter: char,
         happened: f64,
         reported: f64,
-        named: Option<ContainerDetails>,
+        named: Option<ContainerSpec>,
         what: EventKind,
     ) {
+        let named = named.map(Arc::new);
         let runtime_event = RuntimeEvent { named, ..self.runtime_event(letter, happened, what) };
         self.reconciler.apply_runtime_events(self.at(reported), &[runtime_event]);
     }
 
     /// Returns an event of the container a, b, ... by its name.
     pub fn runtime_event(&self, letter: char, happened: f64, what: EventKind) -> RuntimeEvent {
-        let named = ContainerDetails {
+        let named = ContainerSpec {
             name: letter.to_string().into(),
             pod: None,
             image: "".into(),
             labels_match: true,
-            ..ContainerDetails::default()
+            ..ContainerSpec::default()
         };
         let at = self.begin.unix_seconds() + happened;
         RuntimeEvent {
@@ -164,7 +163,7 @@ impl Story {
             socket: Arc::default(),
             id: id(letter),
             at,
-            named: Some(named),
+            named: Some(Arc::new(named)),
             what,
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{NAMES, TrueKill, World};
 use crate::attribute::roles::Role;
 use crate::clock::Timestamp;
-use crate::discover::{Cgroup, Container, Identity, Inventory};
+use crate::discover::{Cgroup, Container, ContainerSpec, Identity, Inventory};
 use crate::ledger::exchange::CycleReport;
 use crate::ledger::sources::cgroup_oom_events::CounterReading;
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
@@ -96,7 +96,7 @@ impl World {
         Container {
             id: id.clone(),
             runtime: if self.nameless == Some(container) { "" } else { self.sources.kind.name() },
-            image: "image".into(),
+            spec: Arc::new(ContainerSpec { image: "image".into(), ..ContainerSpec::default() }),
             started: Some(self.clocks(begin, self.runs[container][run].start).unix_seconds()),
             cgroup: Some(Arc::new(Cgroup {
                 path: PathBuf::from(self.cgroup(container)),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Ending, Group, NAMES, Runtime, STOP_REQUEST, TrueKill, World};
 use crate::clock::Timestamp;
-use crate::discover::{ContainerDetails, EventKind, RuntimeEvent};
+use crate::discover::{ContainerSpec, EventKind, RuntimeEvent};
 use crate::events::OomScope;
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::sources::kernel_log::{LogEntry, LogPosition};
@@ -179,13 +179,12 @@ impl World {
             runtime: self.sources.kind.name(),
             id: Self::id(container),
             at: self.clocks(begin, when).unix_seconds(),
-            named: Some(ContainerDetails {
+            named: Some(Arc::new(ContainerSpec {
                 name: Self::name(container).into(),
-                pod: None,
                 image: "image".into(),
                 labels_match: true,
-                ..ContainerDetails::default()
-            }),
+                ..ContainerSpec::default()
+            })),
             what,
         }
     }
