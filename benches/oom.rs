@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use memledger::clock::Timestamp;
-use memledger::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, OomScope, Victim};
+use memledger::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, Method, OomScope, Victim};
 use memledger::ledger::store::{StateKind, Store, WriteBatch};
 
 const KILLS: usize = 20;
@@ -292,7 +292,7 @@ fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
             limit_cgroup: "".into(),
             limit_bytes: None,
             alone_in_pod: false,
-            method: "kmsg".into(),
+            method: Some(Method::Kmsg),
             report: None,
             evidence: vec![],
             before: None,

@@ -2,6 +2,7 @@
 //!
 //! They are stored and returned by `/api/v1/events` in this form. A field that is not known is omitted, never 0.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -143,6 +144,30 @@ pub enum OomScope {
     Host,
 }
 
+/// How the owner of a killed process was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// By a cgroup in the kernel's record.
+    Kmsg,
+    /// By its cgroup, which was read from /proc.
+    Proc,
+    /// By its pid, which a runtime reported or a cycle saw.
+    Processes,
+    /// By the counter of the container's cgroup.
+    Cgroup,
+    /// By what the runtime reported.
+    Runtime,
+    /// Several containers lost processes, as many as counted, and which was whose is not known.
+    Set,
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
 /// One line of evidence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
@@ -229,10 +254,9 @@ pub struct Kill {
     /// the kubelet sets both and the kernel names the pod's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub alone_in_pod: bool,
-    /// How it was attributed: `kmsg`, `proc`, `processes`, `cgroup`, `runtime`; `set`: several containers lost
-    /// processes, as many as counted, and which was whose is not known; empty if not attributed.
-    #[serde(default, skip_serializing_if = "str::is_empty")]
-    pub method: Arc<str>,
+    /// How it was attributed; `None` if it was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<Method>,
     /// What the kernel logged about memory and processes at the kill; `None` if it logged none, or it cannot be shown to be
     /// of this kill. Victims of one group kill share it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

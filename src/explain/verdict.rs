@@ -7,7 +7,7 @@ use super::{
     Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, headline, last_sample, report,
     run_words,
 };
-use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, OomScope, Victim};
+use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, Method, OomScope, Victim};
 use crate::ledger::run::SIGKILL_STATUS;
 use crate::lifecycle::timing::{GROUP_WINDOW, RECORD_DELAY};
 use crate::parse::container_id;
@@ -375,14 +375,17 @@ fn host_ran_out(kill: &Kill, machine: &str) -> String {
 
 /// Returns true if several containers lost processes at that time, and which was whose is not known.
 fn is_one_of_a_set(kill: &Kill) -> bool {
-    &*kill.method == "set"
+    kill.method == Some(Method::Set)
 }
 
 fn sentence<'a>(kill: &'a Kill, run: &RunSummary<'a>, main: bool, limit: LimitPosition) -> String {
     let after = after(kill, run, main);
     if kill.kernel_usec.is_none() {
-        let source =
-            if &*kill.method == "runtime" { "the runtime reported it" } else { "its counters show it" };
+        let source = if kill.method == Some(Method::Runtime) {
+            "the runtime reported it"
+        } else {
+            "its counters show it"
+        };
         return format!(
             "By {} the kernel's OOM killer had killed a process of this container: {source}, but the \
              kernel's record was lost, so its name and size are not known; {after}",

@@ -64,7 +64,7 @@ fn log_settled_kill(kill: &Kill) {
         container_id = owner.id,
         pid = kill.pid,
         victim = kill.victim.map(victim),
-        method = &*kill.method,
+        method = kill.method.map(|method| method.to_string()).unwrap_or_default(),
         "OOM kill settled"
     );
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use memledger::events::{
     ContainerRef, CudaOom, Evidence, Exit, ExitReason, GpuHolder, Identity, Kill, KillOwner, LedgerEvent,
-    MemoryHolder, OomReport, OomScope, PriorUsage, ReportProcess, RoleUsage, UsageSample, Victim,
+    MemoryHolder, Method, OomReport, OomScope, PriorUsage, ReportProcess, RoleUsage, UsageSample, Victim,
 };
 
 pub const GIB: u64 = 1 << 30;
@@ -82,7 +82,7 @@ pub fn kill(victim: Victim) -> Kill {
         limit_cgroup: format!("/docker/{ID}").into(),
         limit_bytes: Some(44 * GIB),
         alone_in_pod: false,
-        method: "kmsg".into(),
+        method: Some(Method::Kmsg),
         report: None,
         evidence: vec![
             Evidence::new(

@@ -23,7 +23,8 @@ use crate::discover::{
     ContainerId, ContainerSpec, EventKind, Hierarchy, PathClaim, RUNTIMES, RuntimeEvent, Version,
 };
 use crate::events::{
-    ContainerRef, Evidence, Exit, ExitReason, FIRST_UNRECORDED_ID, Kill, KillOwner, LedgerEvent, Victim,
+    ContainerRef, Evidence, Exit, ExitReason, FIRST_UNRECORDED_ID, Kill, KillOwner, LedgerEvent, Method,
+    Victim,
 };
 use crate::host::Dir;
 use crate::ledger::interval::LogClock;
@@ -273,7 +274,7 @@ fn counted_kills(config: &Config, now: Timestamp, host: &HostHistory, known: &[L
                 boot_id: Arc::clone(&boot_id),
                 owner: KillOwner::Container(subject_of(container)),
                 victim: Some(Victim::Child),
-                method: "cgroup".into(),
+                method: Some(Method::Cgroup),
                 evidence: vec![Evidence::new("cgroup", text)],
                 ..Kill::unknown()
             });

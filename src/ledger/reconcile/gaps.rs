@@ -7,7 +7,7 @@ use super::Reconciler;
 use super::owner::{Hints, PendingKill};
 use crate::clock::Timestamp;
 use crate::discover::PathOwner;
-use crate::events::{Evidence, Kill, KillOwner, LedgerEvent, Victim};
+use crate::events::{Evidence, Kill, KillOwner, LedgerEvent, Method, Victim};
 use crate::ledger::interval::Interval;
 use crate::ledger::totals::Total;
 use crate::lifecycle::timing::LATE_RECORD_TIMEOUT;
@@ -128,14 +128,14 @@ impl Reconciler {
             gap.kill.filled_by(record.kill);
             if let Some((owner, method)) = owner {
                 (gap.kill.owner, gap.kill.victim, gap.kill.method) =
-                    (owner, Some(Victim::Unknown), method.into());
+                    (owner, Some(Victim::Unknown), Some(method));
             }
             self.changes.put_event(LedgerEvent::OomKill(gap.kill));
         }
     }
 
     /// Returns the owner that a late record shows of a gap which was settled without one. The counts stay: none may decrease.
-    fn owner_of_late(&self, gap: &PendingKill, record: &PendingKill) -> Option<(KillOwner, &'static str)> {
+    fn owner_of_late(&self, gap: &PendingKill, record: &PendingKill) -> Option<(KillOwner, Method)> {
         let (PathOwner::Container(id), method) = self.find_owner(record)? else { return None };
         let state = self.containers.get(&id).filter(|_| gap.kill.owner == KillOwner::Unattributed)?;
         let pid = record.kill.pid.filter(|_| self.config.host_pids);
@@ -156,7 +156,7 @@ impl Kill {
         let mut evidence = record.evidence;
         evidence.append(&mut self.evidence);
         let (id, owner, victim) = (self.id, self.owner.clone(), self.victim);
-        let (role, method, before) = (Arc::clone(&self.role), Arc::clone(&self.method), self.before.take());
+        let (role, method, before) = (Arc::clone(&self.role), self.method, self.before.take());
         let scope = if victim.is_some() { self.scope } else { record.scope };
         *self = Self { id, owner, victim, scope, role, method, before, evidence, ..record };
     }

@@ -89,7 +89,7 @@ impl Kill {
             limit_cgroup: "".into(),
             limit_bytes: None,
             alone_in_pod: false,
-            method: "".into(),
+            method: None,
             report: None,
             evidence: vec![],
             before: None,

@@ -13,7 +13,7 @@ use super::cgroup_counters::Count;
 use super::owner::PendingKill;
 use crate::clock::Timestamp;
 use crate::discover::{ContainerId, PathOwner};
-use crate::events::Evidence;
+use crate::events::{Evidence, Method};
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::run::Run;
@@ -44,8 +44,8 @@ pub struct Candidate {
     pub kills: u64,
     /// When they happened.
     pub happened: Interval,
-    /// `cgroup` or `runtime`.
-    pub source: &'static str,
+    /// [`Method::Cgroup`] or [`Method::Runtime`].
+    pub source: Method,
 }
 
 /// The owner of one kill.
@@ -55,8 +55,8 @@ pub struct Assignment {
     pub at: usize,
     /// The container.
     pub id: ContainerId,
-    /// How it was attributed: `cgroup`, `runtime` or `set`.
-    pub method: &'static str,
+    /// How it was attributed.
+    pub method: Method,
 }
 
 /// Assigns kills to candidates. `is_final`: no more evidence will arrive for the kills with these indexes. Kills that can be of one time
@@ -124,7 +124,7 @@ fn assign_connected(kills: &[&OwnerlessKill], candidates: &[&Candidate], is_fina
         id: candidate.id.clone(),
         method,
     };
-    let is_counted = candidates.iter().all(|candidate| candidate.source == "cgroup");
+    let is_counted = candidates.iter().all(|candidate| candidate.source == Method::Cgroup);
     let Some(only) = candidates.first() else { return vec![] };
     if candidates.iter().all(|candidate| candidate.id == only.id)
         && (sum == counted || sum > counted && is_counted)
@@ -134,7 +134,7 @@ fn assign_connected(kills: &[&OwnerlessKill], candidates: &[&Candidate], is_fina
     let is_gap = |kill: &&OwnerlessKill| kill.is_gap;
     if kills.iter().all(is_gap) && (sum == counted || is_final && sum < counted) {
         // a kill without a record is only a number: any of that time will do
-        let is_certain = |candidate: &&&Candidate| sum == counted || candidate.source == "cgroup";
+        let is_certain = |candidate: &&&Candidate| sum == counted || candidate.source == Method::Cgroup;
         let mut left = VecDeque::from(kills.to_vec());
         let assignment = |owner: &Candidate| {
             let at = left.iter().position(|kill| owner.happened.overlaps(&kill.happened))?;
@@ -149,7 +149,7 @@ fn assign_connected(kills: &[&OwnerlessKill], candidates: &[&Candidate], is_fina
         && is_possible
         && kills.iter().all(|kill| kill.counted == 1)
     {
-        return pairs.into_iter().map(|(kill, owner)| to(kill, owner, "set")).collect();
+        return pairs.into_iter().map(|(kill, owner)| to(kill, owner, Method::Set)).collect();
     }
     vec![]
 }
@@ -194,14 +194,16 @@ impl Reconciler {
         let assigned = assign(&kills, candidates, |kill| is_older(kill, after), is_final);
         for Assignment { at, id, method } in assigned {
             let text = match method {
-                "cgroup" => "its cgroup counted a kill that has no other explanation",
-                "runtime" => "its runtime reported an OOM and an exit by SIGKILL without a stop request",
+                Method::Cgroup => "its cgroup counted a kill that has no other explanation",
+                Method::Runtime => {
+                    "its runtime reported an OOM and an exit by SIGKILL without a stop request"
+                }
                 _ => {
                     "several containers lost processes at that time, this one as many as its cgroup counted; it may have been another one's process"
                 }
             };
-            let source = if method == "runtime" { "runtime" } else { "cgroup" };
-            self.pending[at].kill.evidence.push(Evidence::new(source, text));
+            let source = if method == Method::Runtime { method } else { Method::Cgroup };
+            self.pending[at].kill.evidence.push(Evidence::new(&source.to_string(), text));
             self.assign_owner(at, PathOwner::Container(id), method);
         }
     }
@@ -209,7 +211,7 @@ impl Reconciler {
     /// Returns the containers whose cgroups counted kills that nothing else explains.
     fn counted(&self) -> Vec<Candidate> {
         let candidate =
-            |Count { id, kills, counted }| Candidate { id, kills, happened: counted, source: "cgroup" };
+            |Count { id, kills, counted }| Candidate { id, kills, happened: counted, source: Method::Cgroup };
         let counts = self.counters.counts().into_iter();
         counts.filter(|count| !self.may_be_of_inner(count)).map(candidate).collect()
     }
@@ -254,7 +256,7 @@ impl Reconciler {
                 let Some(happened) = reported_oom(state, run).filter(|oom| oom.latest >= begun) else {
                     continue;
                 };
-                found.push(Candidate { id: id.clone(), kills: 1, happened, source: "runtime" });
+                found.push(Candidate { id: id.clone(), kills: 1, happened, source: Method::Runtime });
             }
         }
         found
@@ -300,7 +302,12 @@ mod tests {
     }
 
     fn candidate(id: &str, kills: u64, from: f64, to: f64) -> Candidate {
-        Candidate { id: ContainerId::new(id), kills, happened: Interval::new(from, to), source: "cgroup" }
+        Candidate {
+            id: ContainerId::new(id),
+            kills,
+            happened: Interval::new(from, to),
+            source: Method::Cgroup,
+        }
     }
 
     fn owners(kills: &[OwnerlessKill], candidates: &[Candidate], is_final: bool) -> Vec<(usize, String)> {

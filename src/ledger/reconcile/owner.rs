@@ -17,7 +17,9 @@ use super::{ProcInfo, Reconciler};
 use crate::attribute::Role;
 use crate::clock::{ClockStep, Timestamp};
 use crate::discover::{ContainerId, PathOwner, owner_of_paths};
-use crate::events::{ContainerRef, Evidence, Identity, Kill, KillOwner, LedgerEvent, OomScope, PriorUsage};
+use crate::events::{
+    ContainerRef, Evidence, Identity, Kill, KillOwner, LedgerEvent, Method, OomScope, PriorUsage,
+};
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::run::Run;
@@ -257,7 +259,7 @@ impl Reconciler {
         }
     }
 
-    pub(super) fn find_owner(&self, pending: &PendingKill) -> Option<(PathOwner, &'static str)> {
+    pub(super) fn find_owner(&self, pending: &PendingKill) -> Option<(PathOwner, Method)> {
         let hints = &pending.hints;
         let claim = |id: &ContainerId, path: &str| self.containers.claim(id, path);
         let of =
@@ -267,33 +269,33 @@ impl Reconciler {
             let owner = of(&paths);
             // a limit was hit and the victim was in no cgroup: it was exiting already
             if owner != PathOwner::Unknown && (context.global || paths != ["/"]) {
-                return Some(self.run_on_host(pending, &owner).unwrap_or((owner, "kmsg")));
+                return Some(self.run_on_host(pending, &owner).unwrap_or((owner, Method::Kmsg)));
             }
         }
         if let Some(path) = &hints.proc_info.cgroup {
             let owner = of(&[path]);
             if owner != PathOwner::Unknown {
-                return Some(self.run_on_host(pending, &owner).unwrap_or((owner, "proc")));
+                return Some(self.run_on_host(pending, &owner).unwrap_or((owner, Method::Proc)));
             }
         }
         if let Some(pid) = pending.kill.pid.filter(|_| self.config.host_pids)
             && let Some(id) = self.containers.find_by_pid(pid, &pending.kill.process, &pending.happened)
         {
-            return Some((PathOwner::Container(id), "processes"));
+            return Some((PathOwner::Container(id), Method::Processes));
         }
         match of(&[hints.group.as_deref()?]) {
-            owner @ PathOwner::Container(_) => Some((owner, "kmsg")),
+            owner @ PathOwner::Container(_) => Some((owner, Method::Kmsg)),
             // a slice that is killed as a group can contain containers
             PathOwner::Host | PathOwner::Unproven | PathOwner::Unknown => None,
         }
     }
 
     /// Returns the run without a cgroup whose command was killed, where the cgroup is one of the host.
-    fn run_on_host(&self, pending: &PendingKill, owner: &PathOwner) -> Option<(PathOwner, &'static str)> {
+    fn run_on_host(&self, pending: &PendingKill, owner: &PathOwner) -> Option<(PathOwner, Method)> {
         let is_on_host = matches!(owner, PathOwner::Host | PathOwner::Unproven);
         let pid = pending.kill.pid.filter(|_| self.config.host_pids && is_on_host)?;
         let id = self.containers.find_run_by_pid(pid, &pending.happened)?;
-        Some((PathOwner::Container(id), "processes"))
+        Some((PathOwner::Container(id), Method::Processes))
     }
 
     /// Returns a pending kill as it is shown until it is settled: with its container as soon as that is known, if only by its id.
@@ -312,9 +314,9 @@ impl Reconciler {
     }
 
     /// Assigns an owner to a pending kill.
-    pub(super) fn assign_owner(&mut self, at: usize, owner: PathOwner, method: &'static str) {
+    pub(super) fn assign_owner(&mut self, at: usize, owner: PathOwner, method: Method) {
         let pending = &mut self.pending[at];
-        pending.kill.method = method.into();
+        pending.kill.method = Some(method);
         match owner {
             PathOwner::Container(id) => {
                 pending.container = Some(id.clone());
@@ -332,7 +334,7 @@ impl Reconciler {
             PathOwner::Host => pending.kill.owner = KillOwner::Host,
             PathOwner::Unproven => {
                 pending.kill.owner = KillOwner::Host;
-                pending.kill.evidence.push(Evidence::new(method, UNPROVEN));
+                pending.kill.evidence.push(Evidence::new(&method.to_string(), UNPROVEN));
             }
             PathOwner::Unknown => {}
         }

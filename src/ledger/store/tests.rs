@@ -94,7 +94,7 @@ fn kill(id: u64, at: f64, owner: KillOwner) -> LedgerEvent {
         limit_cgroup: "/docker/abc".into(),
         limit_bytes: Some(4 << 30),
         alone_in_pod: false,
-        method: "kmsg".into(),
+        method: Some(Method::Kmsg),
         report: Some(Arc::new(OomReport {
             requested_by: "python3".into(),
             limit_bytes: Some(4 << 30),

@@ -4,7 +4,7 @@ use super::figures;
 use super::story::{KILLED, Story, id, killed, path, running, stop_request};
 use crate::config::{Filter, GROUP_SETTING};
 use crate::discover::{ContainerSpec, EventKind, Pod};
-use crate::events::{ExitReason, KillOwner, LedgerEvent, Victim};
+use crate::events::{ExitReason, KillOwner, LedgerEvent, Method, Victim};
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::totals::Total;
@@ -21,13 +21,13 @@ fn kernel_path_precedes_proc_and_runtime_pid() {
     let hint = |letter| ProcInfo { cgroup: Some(path(letter)), ..ProcInfo::default() };
     story.kill(1.0, 1, Some(&path('b')), hint('a'));
     story.settle(1.0);
-    assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("b"), "kmsg"));
+    assert_eq!((story.owner().as_deref(), story.last_kill().method), (Some("b"), Some(Method::Kmsg)));
     story.kill(2.0, 2, None, hint('a'));
     story.settle(2.0);
-    assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "proc"));
+    assert_eq!((story.owner().as_deref(), story.last_kill().method), (Some("a"), Some(Method::Proc)));
     story.kill(3.0, 70, None, ProcInfo::default());
     story.settle(3.0);
-    assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "processes"));
+    assert_eq!((story.owner().as_deref(), story.last_kill().method), (Some("a"), Some(Method::Processes)));
 }
 
 /// The id of a container in a path with this beginning and end.
@@ -73,7 +73,7 @@ fn kill_in_the_cgroup_of_a_users_engine_is_the_containers_once_it_is_reported() 
     let details = reported.named.as_deref().map(|named| ContainerSpec { user: Some(7), ..named.clone() });
     story.named_event('a', 0.9, 1.2, details, EventKind::Started);
     story.settle(1.2);
-    assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "kmsg"));
+    assert_eq!((story.owner().as_deref(), story.last_kill().method), (Some("a"), Some(Method::Kmsg)));
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn cgroup_counts_are_used_only_if_the_numbers_agree() {
     story.kill(1.0, 1, None, ProcInfo::default());
     story.counters(1.0, &[('a', 1), ('b', 0)]);
     story.settle(1.0);
-    assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "cgroup"));
+    assert_eq!((story.owner().as_deref(), story.last_kill().method), (Some("a"), Some(Method::Cgroup)));
     // one kill, but two cgroups counted one each: the other record was lost
     story.kill(2.0, 2, None, ProcInfo::default());
     story.counters(2.0, &[('a', 2), ('b', 1)]);
@@ -147,7 +147,7 @@ fn runtime_oom_event_attributes_kill_to_container_that_ended() {
     for at in [1.2, 3.5] {
         story.settle(at);
     }
-    assert_eq!((story.owner().as_deref(), &*story.last_kill().method), (Some("a"), "runtime"));
+    assert_eq!((story.owner().as_deref(), story.last_kill().method), (Some("a"), Some(Method::Runtime)));
     assert_eq!(story.reasons('a'), [Some(ExitReason::OomContainer)]);
 }
 
@@ -179,8 +179,8 @@ fn containers_that_lost_one_process_each_are_matched_as_a_set() {
     for at in [2.1, 4.5, 8.0] {
         story.settle(at);
     }
-    let methods: Vec<_> = story.store.kills().map(|kill| kill.method.to_string()).collect();
-    assert_eq!(methods, ["set", "set"], "each container lost one, but not known which");
+    let methods: Vec<_> = story.store.kills().map(|kill| kill.method).collect();
+    assert_eq!(methods, [Some(Method::Set); 2], "each container lost one, but not known which");
     assert_eq!((story.counted("a"), story.counted("b")), ((0, 1), (1, 0)));
 }
 
