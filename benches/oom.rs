@@ -18,7 +18,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use memledger::clock::Timestamp;
-use memledger::events::{ContainerRef, Identity, Kill, KillOwner, LedgerEvent, Method, OomScope, Victim};
+use memledger::events::{
+    ContainerRef, Identity, Kill, KillOwner, LedgerEvent, Method, OomScope, Role, Victim,
+};
 use memledger::ledger::store::{StateKind, Store, WriteBatch};
 
 const KILLS: usize = 20;
@@ -280,7 +282,7 @@ fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
             kernel_usec: Some(id),
             pid: Some(id as u32),
             process: "pt_data_worker".into(),
-            role: "dataloader_worker".into(),
+            role: Some(Role::DataloaderWorker),
             owner: KillOwner::Container(subject),
             victim: Some(Victim::Child),
             number: Some(id),

@@ -14,7 +14,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use memledger::clock::Timestamp;
-use memledger::events::{ContainerRef, Exit, ExitReason, Identity, LedgerEvent};
+use memledger::events::{ContainerRef, Exit, ExitReason, Identity, LedgerEvent, Role};
 use memledger::ledger::store::{FILE, Store, WriteBatch};
 use memledger::runs::{GpuPeak, RolePeak, RunRecord, TimelinePoint};
 use support::{Memledger, cpu_nanos};
@@ -70,7 +70,7 @@ fn record(number: u64, now: f64) -> RunRecord {
         limit_bytes: Some(64 << 30),
         unreclaimable_peak_bytes: Some(bytes),
         unreclaimable_mean_bytes: Some(bytes / 2),
-        roles: BTreeMap::from([("trainer".into(), role(1)), ("dataloader_worker".into(), role(4))]),
+        roles: BTreeMap::from([(Role::Trainer, role(1)), (Role::DataloaderWorker, role(4))]),
         gpus: BTreeMap::from([(
             "GPU-a".into(),
             GpuPeak { total_bytes: Some(80 << 30), peak_bytes: Some(2 * bytes), ..GpuPeak::default() },

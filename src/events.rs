@@ -14,6 +14,7 @@ use crate::discover::run::RUNTIME as RUN_RUNTIME;
 use crate::discover::{Container, ContainerId};
 use crate::lifecycle::{RunId, RunNumber};
 pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
+pub use crate::parse::process::Role;
 
 /// Ids of events that are not in the ledger are at least this, and below 2^53, so that JavaScript reads them exactly.
 pub const FIRST_UNRECORDED_ID: u64 = 1 << 52;
@@ -206,9 +207,9 @@ pub struct Kill {
     /// Name of the process, sanitized for display; empty if unknown.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub process: Arc<str>,
-    /// Role: `trainer`, `dataloader_worker`, `worker`, `other`; empty if unknown.
-    #[serde(default, skip_serializing_if = "str::is_empty")]
-    pub role: Arc<str>,
+    /// Its role; `None` if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<Role>,
     /// Host pid of the process that a worker was forked by, or started by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_pid: Option<u32>,
@@ -778,8 +779,8 @@ pub struct UsageSample {
 /// The processes of one role.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoleUsage {
-    /// `trainer`, `dataloader_worker`, `worker`, `other`.
-    pub role: Arc<str>,
+    /// The role.
+    pub role: Role,
     /// Number of processes.
     pub processes: u32,
     /// Sum of their resident memory; counts shared pages more than once.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use memledger::clock::Timestamp;
 use memledger::events::{
     ContainerRef, CudaOom, Evidence, Exit, ExitReason, Identity, Kill, KillOwner, LedgerEvent, PriorUsage,
-    ReportProcess, RoleRange, Victim,
+    ReportProcess, Role, RoleRange, Victim,
 };
 use memledger::explain::{
     Cause, Confidence, Verdict, explain, explain_last, not_found, query_verdict, verdict_without_events,
@@ -149,7 +149,7 @@ fn kernels_report_leads_on_the_screen() {
         report.processes =
             std::iter::once(row(22_100, "python3", 9)).chain(workers).map(with_kinds).collect();
         report.roles = vec![RoleRange {
-            role: "dataloader_worker".into(),
+            role: Role::DataloaderWorker,
             processes: 8,
             min_rss_bytes: 4 * GIB,
             max_rss_bytes: 4 * GIB + 300 * MIB,
@@ -387,7 +387,7 @@ fn hostile_names_cannot_control_terminal_or_layout() {
     kill.evidence = vec![Evidence::new(&evil, evil.as_str())];
     let mut usage = before(GIB, 2 * GIB, Some(3 * GIB));
     usage.settings = vec![("num_workers".into(), evil.as_str().into())];
-    usage.roles = vec![role(&evil, 3, None), role("dataloader_worker", 2, Some(GIB))];
+    usage.roles = vec![role(Role::Trainer, 3, None), role(Role::DataloaderWorker, 2, Some(GIB))];
     kill.before = Some(Arc::new(PriorUsage { ..usage }));
     let text = render(&explain(&[killed(kill)], NOW).unwrap());
     let harmful = |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{200b}' | '\u{202e}');

@@ -16,34 +16,7 @@ use std::sync::Arc;
 use crate::collect::process::Process;
 use crate::host::process::ProcessId;
 use crate::parse::process::Launch;
-
-/// The role of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// A rank.
-    Trainer,
-    /// A worker of PyTorch's DataLoader.
-    DataloaderWorker,
-    /// Another worker process: of multiprocessing, joblib, gunicorn, celery, Ray.
-    Worker,
-    /// Everything else, and everything uncertain.
-    Other,
-}
-
-impl Role {
-    /// All roles.
-    pub const ALL: [Role; 4] = [Role::Trainer, Role::DataloaderWorker, Role::Worker, Role::Other];
-
-    /// Returns the label value.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Role::Trainer => "trainer",
-            Role::DataloaderWorker => "dataloader_worker",
-            Role::Worker => "worker",
-            Role::Other => "other",
-        }
-    }
-}
+pub use crate::parse::process::Role;
 
 /// Processes that GPUs report in one cycle.
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@ use super::text::{name, role_one, roles, signal_of, time};
 use super::verdict::{SIGKILL, full_shm};
 use super::{Cause, RunSummary, cuda_oom, program, report};
 use crate::events::{
-    ContainerRef, Identity, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, PssMissing,
+    ContainerRef, Identity, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, PssMissing, Role,
     RoleUsage, UsageSample,
 };
 use crate::runs::hit_limit::LimitPosition;
@@ -213,13 +213,13 @@ fn unreclaimable(before: Option<&PriorUsage>) -> Option<u64> {
     before?.samples.last()?.unreclaimable_bytes
 }
 
-fn held_by<'a>(before: Option<&'a PriorUsage>, role: &str) -> Option<&'a RoleUsage> {
-    before?.roles.iter().find(|held| &*held.role == role && held.processes > 0)
+fn held_by<'a>(before: Option<&'a PriorUsage>, role: Role) -> Option<&'a RoleUsage> {
+    before?.roles.iter().find(|held| held.role == role && held.processes > 0)
 }
 
 /// Returns the workers of each kind.
 fn workers_of(before: Option<&PriorUsage>) -> impl Iterator<Item = &RoleUsage> {
-    ["dataloader_worker", "worker"].into_iter().filter_map(move |role| held_by(before, role))
+    Role::WORKERS.into_iter().filter_map(move |role| held_by(before, role))
 }
 
 fn setting<'a>(before: Option<&'a PriorUsage>, key: &str) -> Option<&'a str> {
@@ -242,15 +242,15 @@ fn limit<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, 
     let share = |held: &RoleUsage| {
         total.and_then(|total| Some(held.pss_bytes? >= total.div_ceil(2))).unwrap_or(false)
     };
-    let trainers = held_by(before, "trainer");
+    let trainers = held_by(before, Role::Trainer);
     // a loader can do without its only worker, other programs cannot
-    let is_fewer_possible = |held: &&RoleUsage| &*held.role == "dataloader_worker" || held.processes > 1;
+    let is_fewer_possible = |held: &&RoleUsage| held.role == Role::DataloaderWorker || held.processes > 1;
     // also where the trainer is the victim: fewer workers change nothing of the training
     let takes_much = |held: &RoleUsage| {
         total.and_then(|total| Some(held.pss_bytes? >= total.div_ceil(10))).unwrap_or(false)
     };
     let is_telling = |held: &&RoleUsage| {
-        share(held) || *kill.role == *held.role || &*kill.role == "trainer" && takes_much(held)
+        share(held) || kill.role == Some(held.role) || kill.role == Some(Role::Trainer) && takes_much(held)
     };
     for workers in workers_of(before).filter(is_fewer_possible).filter(is_telling) {
         fewer_workers(workers, kill, before, advice);
@@ -267,14 +267,14 @@ fn limit<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>, 
 /// Advises fewer workers, and how many would fit if that can be computed.
 fn fewer_workers(workers: &RoleUsage, kill: &Kill, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let count = workers.processes;
-    let is_loader = &*workers.role == "dataloader_worker";
+    let is_loader = workers.role == Role::DataloaderWorker;
     // other programs have settings of their own
     let now = setting(before, "num_workers").filter(|_| is_loader);
-    let fewer = match &*workers.role {
-        "worker" => program::fewer_workers(&kill.program),
+    let fewer = match workers.role {
+        Role::Worker => program::fewer_workers(&kill.program),
         _ => format!("Fewer NUM_WORKERS{}", value_now(now)),
     };
-    let held = roles(&workers.role, count);
+    let held = roles(workers.role, count);
     let Some(pss) = workers.pss_bytes else {
         advice.push(format!(
             "{fewer}. {held} ran. What each holds alone is not known{}.",
@@ -378,7 +378,7 @@ fn fitting(limit: u64, total: u64, pss: u64, (count, is_loader): (u32, bool), no
 
 fn large_trainers(trainers: &RoleUsage, before: Option<&PriorUsage>, advice: &mut Vec<String>) {
     let (Some(pss), Some(total)) = (trainers.pss_bytes, unreclaimable(before)) else { return };
-    let held = roles("trainer", trainers.processes);
+    let held = roles(Role::Trainer, trainers.processes);
     let mut text = format!("Smaller trainers: {held} held {} of the {}", bytes(pss), bytes(total));
     if trainers.processes > 1 {
         let each = pss / u64::from(trainers.processes);
@@ -512,10 +512,10 @@ fn parent<'a>(kill: &'a Kill, run: &RunSummary<'a>, before: Option<&PriorUsage>,
         );
     }
     for (workers, pss) in workers_of(before).filter_map(|held| Some((held, held.pss_bytes?))) {
-        let now = setting(before, "num_workers").filter(|_| &*workers.role == "dataloader_worker");
+        let now = setting(before, "num_workers").filter(|_| workers.role == Role::DataloaderWorker);
         advice.push(format!(
             "In this container {} held {}{}.",
-            roles(&workers.role, workers.processes),
+            roles(workers.role, workers.processes),
             bytes(pss),
             now.map_or_else(String::new, |v| format!(" (NUM_WORKERS={})", name(v)))
         ));
@@ -564,15 +564,16 @@ fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, 
              Then its growth affects itself, not other containers."
         ));
     }
-    let its_role = lead.map_or("", |kill| &*kill.role);
-    if let Some((workers, pss)) =
-        workers_of(before).find(|held| *held.role == *its_role).and_then(|held| Some((held, held.pss_bytes?)))
+    let its_role = lead.and_then(|kill| kill.role);
+    if let Some((workers, pss)) = workers_of(before)
+        .find(|held| Some(held.role) == its_role)
+        .and_then(|held| Some((held, held.pss_bytes?)))
     {
-        let fewer = match its_role {
-            "worker" => program::fewer_workers(lead.map_or("", |kill| &*kill.program)),
+        let fewer = match workers.role {
+            Role::Worker => program::fewer_workers(lead.map_or("", |kill| &*kill.program)),
             _ => format!("Fewer NUM_WORKERS{}", workers_now(before)),
         };
-        let held = roles(&workers.role, workers.processes);
+        let held = roles(workers.role, workers.processes);
         advice.push(format!("{fewer} also save memory: {held} held {}.", bytes(pss)));
     }
 }
@@ -718,7 +719,7 @@ fn score(kill: &Kill, run: &RunSummary<'_>, advice: &mut Vec<String>) {
     if has_table || (is_pod && kill.scope == OomScope::Container) {
         return;
     }
-    let what = if kill.role.is_empty() || &*kill.role == "other" { "process" } else { role_one(&kill.role) };
+    let what = kill.role.filter(|role| *role != Role::Other).map_or("process", role_one);
     let who = if is_pod { " Kubernetes sets it by the pod's QoS class." } else { "" };
     advice.push(format!(
         "The {what} had oom_score_adj {adj}: the kernel counts {adj}/1000 of the memory more for it, so it dies before larger ones.{who}"

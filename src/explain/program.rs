@@ -1,6 +1,6 @@
 //! What limits the memory of well-known programs, by the name of the process: the settings that their users know.
 
-use crate::events::{Kill, OomScope};
+use crate::events::{Kill, OomScope, Role};
 use crate::parse::process::WorkerProgram;
 
 /// Names, or beginnings of names before a `*`, and what limits the program's memory. The kernel cuts names after 15 bytes.
@@ -89,6 +89,6 @@ pub(super) fn advice(kill: &Kill) -> Option<String> {
     let settings = names.into_iter().flatten().find_map(known).map(|(_, advice)| (*advice).to_owned());
     // where its role is known, its workers are advised on with their number and size
     let worker = |name: &str| WORKERS.iter().find(|(begin, _)| name.starts_with(begin));
-    let workers = names.into_iter().flatten().find_map(worker).filter(|_| &*kill.role != "worker");
+    let workers = names.into_iter().flatten().find_map(worker).filter(|_| kill.role != Some(Role::Worker));
     settings.or_else(|| workers.map(|(_, program)| format!("{}.", fewer_workers(program.name()))))
 }

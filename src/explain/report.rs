@@ -6,7 +6,7 @@
 use super::limit::LimitSetter;
 use super::text::{name, roles};
 use super::{RunSummary, last_sample};
-use crate::events::{Kill, OomReport, OomScope, ReportProcess, RoleUsage};
+use crate::events::{Kill, OomReport, OomScope, ReportProcess, Role, RoleUsage};
 use crate::text::bytes;
 
 /// From this share of the usage on, a kind of memory or a process accounts for most of it.
@@ -197,25 +197,21 @@ fn largest<'a>(kill: &'a Kill, report: &OomReport, run: &RunSummary<'a>) -> Opti
             if own < first.rss_bytes { "beside mapped files" } else { "resident" }
         ));
     }
-    let is_measured = |role: &RoleUsage| *role.role == *first.role && role.pss_bytes.is_some();
+    let is_measured = |role: &RoleUsage| Some(role.role) == first.role && role.pss_bytes.is_some();
     if run.before(Some(kill)).is_some_and(|before| before.roles.iter().any(is_measured)) {
         return None; // their shares at the last sample show more
     }
+    let role = first.role.filter(|role| *role != Role::Other);
     let is_alike = |row: &&ReportProcess| {
-        let same = match &*first.role {
-            "" | "other" => row.process == first.process,
-            role => row.role == role,
-        };
+        let same = if role.is_some() { row.role == role } else { row.process == first.process };
         same && row.rss_bytes.saturating_mul(2) >= first.rss_bytes
     };
     let alike: Vec<&ReportProcess> = report.processes.iter().filter(is_alike).collect();
     let last = alike.last().filter(|_| alike.len() >= MIN_ALIKE)?;
-    let (count, fewer) = match &*first.role {
-        "" | "other" => {
-            (format!("{} processes {}", alike.len(), name(&first.process)), "start fewer of them")
-        }
-        "dataloader_worker" => (roles(&first.role, alike.len() as u32), "set fewer NUM_WORKERS"),
-        role => (roles(role, alike.len() as u32), "start fewer of them"),
+    let (count, fewer) = match role {
+        None => (format!("{} processes {}", alike.len(), name(&first.process)), "start fewer of them"),
+        Some(role @ Role::DataloaderWorker) => (roles(role, alike.len() as u32), "set fewer NUM_WORKERS"),
+        Some(role) => (roles(role, alike.len() as u32), "start fewer of them"),
     };
     let at_least = if alike.len() == OomReport::MAX_PROCESSES { "At least " } else { "" };
     let (min, max) = (bytes(last.rss_bytes), bytes(first.rss_bytes));

@@ -2,6 +2,7 @@
 
 use nix::sys::signal::Signal;
 
+use crate::events::Role;
 use crate::text::sanitize_for_terminal;
 
 /// Longest name that is shown in a sentence.
@@ -69,28 +70,32 @@ pub(super) fn signal_of(exit_code: Option<i64>) -> Option<i64> {
 }
 
 /// Returns a noun for one process of a role.
-pub(super) fn role_one(role: &str) -> &'static str {
+pub(super) fn role_one(role: Role) -> &'static str {
     match role {
-        "trainer" => "trainer process",
-        "dataloader_worker" => "DataLoader worker",
-        "worker" => "worker process",
-        _ => "child process",
+        Role::Trainer => "trainer process",
+        Role::DataloaderWorker => "DataLoader worker",
+        Role::Worker => "worker process",
+        Role::Other => "child process",
     }
 }
 
 /// Returns a number of processes with the noun of their role.
-pub fn roles(role: &str, count: u32) -> String {
-    let noun = match (role, count) {
-        ("trainer", 1) => "trainer",
-        ("trainer", _) => "trainers",
-        ("dataloader_worker", 1) => "DataLoader worker",
-        ("dataloader_worker", _) => "DataLoader workers",
-        ("worker", 1) => "worker process",
-        ("worker", _) => "worker processes",
-        (_, 1) => "other",
-        _ => "others",
-    };
-    format!("{count} {noun}")
+pub fn roles(role: Role, count: u32) -> String {
+    format!("{count} {}", role_noun(role, count.into()))
+}
+
+/// Returns the noun for so many processes of a role.
+pub(super) fn role_noun(role: Role, count: u64) -> &'static str {
+    match (role, count) {
+        (Role::Trainer, 1) => "trainer",
+        (Role::Trainer, _) => "trainers",
+        (Role::DataloaderWorker, 1) => "DataLoader worker",
+        (Role::DataloaderWorker, _) => "DataLoader workers",
+        (Role::Worker, 1) => "worker process",
+        (Role::Worker, _) => "worker processes",
+        (Role::Other, 1) => "other",
+        (Role::Other, _) => "others",
+    }
 }
 
 #[cfg(test)]

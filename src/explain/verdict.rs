@@ -2,12 +2,12 @@
 
 use super::limit::{inside, limit_bytes, limit_of};
 use super::place::CgroupPlace;
-use super::text::{name, role_one, signal, signal_of, time};
+use super::text::{name, role_noun, role_one, signal, signal_of, time};
 use super::{
     Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, headline, last_sample, report,
     run_words,
 };
-use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, Method, OomScope, Victim};
+use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, Method, OomScope, Role, Victim};
 use crate::ledger::run::SIGKILL_STATUS;
 use crate::lifecycle::timing::{GROUP_WINDOW, RECORD_DELAY};
 use crate::parse::container_id;
@@ -456,9 +456,9 @@ fn reached_by(who: &str, limit: Option<u64>, kill: &Kill) -> String {
 fn process(kill: &Kill) -> String {
     let called = if kill.process.is_empty() { "a process".to_owned() } else { name(&kill.process) };
     let mut details: Vec<String> = kill.pid.map(|pid| format!("pid {pid}")).into_iter().collect();
-    if !kill.role.is_empty() && &*kill.role != "other" {
+    if let Some(role) = kill.role.filter(|role| *role != Role::Other) {
         let parent = kill.parent_pid.map_or_else(String::new, |pid| format!(" (fork of pid {pid})"));
-        details.push(format!("a {}{parent}", role_one(&kill.role)));
+        details.push(format!("a {}{parent}", role_one(role)));
     }
     let shmem = kill.shmem_bytes.filter(|shmem| kill.anon_bytes.is_some_and(|anon| *shmem > anon));
     match shmem {
@@ -803,17 +803,14 @@ fn also(run: &RunSummary<'_>, lead: Option<&Kill>, cause: Cause) -> Vec<String> 
     } else if let (Some(first), Some(last)) = (others.first(), others.last()) {
         let is_all = all == others.len() as u64;
         let more = if lead.is_some() { " more" } else { "" };
-        let first_role = &*first.role;
-        let is_worker = matches!(first_role, "dataloader_worker" | "worker");
-        let workers = is_all && is_worker && others.iter().all(|kill| *kill.role == *first_role);
+        let is_of_workers = |role: &Role| {
+            is_all && Role::WORKERS.contains(role) && others.iter().all(|kill| kill.role == Some(*role))
+        };
         let was = if all == 1 { "was" } else { "were" };
-        let noun = match (workers, first_role, all) {
-            (true, "dataloader_worker", 1) => "DataLoader worker",
-            (true, "dataloader_worker", _) => "DataLoader workers",
-            (true, _, 1) => "worker process",
-            (true, _, _) => "worker processes",
-            (false, _, 1) => "process",
-            (false, _, _) => "processes",
+        let noun = match first.role.filter(is_of_workers) {
+            Some(role) => role_noun(role, all),
+            None if all == 1 => "process",
+            None => "processes",
         };
         let when = match (is_all, all) {
             (true, 1) if lead.is_none() => format!("at {}: {}.", time(last.at), process_and_limit(last)),

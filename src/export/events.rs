@@ -127,7 +127,7 @@ fn container_path(subject: &ContainerRef) -> String {
 fn kill_details(kill: &Kill) -> String {
     let mut who = if kill.process.is_empty() { "a process".to_owned() } else { name(&kill.process) };
     let pid = kill.pid.map(|pid| format!("pid {pid}"));
-    let role = (!kill.role.is_empty()).then(|| name(&kill.role).replace('_', " "));
+    let role = kill.role.map(|role| role.label().replace('_', " "));
     let about: Vec<_> = pid.into_iter().chain(role).collect();
     if !about.is_empty() {
         let _ = write!(who, " ({})", about.join(", "));

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use crate::events::{Evidence, OomReport, PriorUsage, RoleRange, UsageSample};
+use crate::events::{Evidence, OomReport, PriorUsage, Role, RoleRange, UsageSample};
 use crate::explain::{Confidence, Verdict, is_cuda_oom, roles, short_ids};
 use crate::text::{first_chars, human_bytes, lasted, sanitize_for_terminal};
 
@@ -232,9 +232,7 @@ fn processes(text: &mut String, verdict: &Verdict, report: &OomReport, max: usiz
         let cell = |bytes: Option<u64>| format!("{:>13}", bytes.map_or_else(|| "-".to_owned(), size));
         let kinds = if has_kinds { cell(row.anon_bytes) + &cell(row.shmem_bytes) } else { String::new() };
         let mut who = vec![format!("pid {}", row.pid)];
-        if !row.role.is_empty() && row.role != "other" {
-            who.push(row.role.replace('_', " "));
-        }
+        who.extend(row.role.filter(|role| *role != Role::Other).map(|role| role.label().replace('_', " ")));
         if !row.container.is_empty() {
             who.push(format!("in {}", cut(&sanitize_for_terminal(&row.container), 24)));
         }
@@ -251,7 +249,7 @@ fn processes(text: &mut String, verdict: &Verdict, report: &OomReport, max: usiz
 }
 
 fn role_range(range: &RoleRange) -> String {
-    let who = roles(&range.role, range.processes);
+    let who = roles(range.role, range.processes);
     let (min, max) = (human_bytes(range.min_rss_bytes as f64), human_bytes(range.max_rss_bytes as f64));
     if min == max { format!("{who} {min} each") } else { format!("{who} {min} to {max} each") }
 }
@@ -315,7 +313,7 @@ fn lowest(a: Option<u64>, b: Option<u64>) -> Option<u64> {
 }
 
 fn role_usage(held: &crate::events::RoleUsage) -> String {
-    let who = roles(&held.role, held.processes);
+    let who = roles(held.role, held.processes);
     match held.pss_bytes {
         Some(pss) => format!("{who} {}", human_bytes(pss as f64)),
         None => format!("{who} {} resident, shared pages counted again", human_bytes(held.rss_bytes as f64)),

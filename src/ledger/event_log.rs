@@ -5,7 +5,7 @@
 use super::follow::{ReadBatch, Sink, WriteOutcome, read_events};
 use super::store::{SettledEvents, StoreReader};
 use crate::events::{
-    ContainerRef, CudaOom, Exit, ExitReason, GpuError, Kill, KillOwner, LedgerEvent, OomScope, Victim,
+    ContainerRef, CudaOom, Exit, ExitReason, GpuError, Kill, KillOwner, LedgerEvent, OomScope, Role, Victim,
 };
 
 /// The log as the sink of a follower.
@@ -43,7 +43,7 @@ pub fn log_noticed(kill: &Kill) {
         container_id = owner.id,
         pid = kill.pid,
         process = &*kill.process,
-        role = &*kill.role,
+        role = kill.role.map_or("", Role::label),
         scope = scope(kill.scope),
         victim = kill.victim.map(victim),
         anon_bytes = kill.anon_bytes,

@@ -201,14 +201,14 @@ pub struct PodUse {
 }
 
 /// A process of a container.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessUse {
     /// Pid on the host.
     pub pid: u32,
     /// Its name.
     pub name: Arc<str>,
-    /// `trainer`, `dataloader_worker`, `worker` or `other`.
-    pub role: String,
+    /// Its role.
+    pub role: Role,
     /// Resident memory.
     pub rss_bytes: u64,
     /// Proportional share.
@@ -568,7 +568,7 @@ fn process_list(processes: &[ContainerProcess]) -> Vec<ProcessUse> {
         .map(|process| ProcessUse {
             pid: process.pid,
             name: Arc::clone(&process.comm),
-            role: process.role.label().to_owned(),
+            role: process.role,
             rss_bytes: process.memory.rss_bytes,
             pss_bytes: process.pss_bytes,
             gpu_bytes: process.gpu_bytes,
@@ -577,9 +577,6 @@ fn process_list(processes: &[ContainerProcess]) -> Vec<ProcessUse> {
     found.sort_by_key(|process| (std::cmp::Reverse(process.gpu_bytes), std::cmp::Reverse(process.rss_bytes)));
     found
 }
-
-/// Roles in the order in which screens show them.
-pub const ROLES: [&str; 3] = [Role::Trainer.label(), Role::DataloaderWorker.label(), Role::Other.label()];
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use super::history::EMPTY_AFTER;
-use super::{ContainerUse, GpuOverview, HostUse, ListedState, Overview, PodUse, ProcessUse, ROLES};
+use super::{ContainerUse, GpuOverview, HostUse, ListedState, Overview, PodUse, ProcessUse};
+use crate::attribute::Role;
 use crate::text::{age, human_bytes};
 
 /// What is not known.
@@ -79,12 +80,14 @@ pub const CONTAINERS: [OverviewColumn<ContainerUse>; 14] = [
     ContainerColumn::number("HEADROOM", |of, _| size(of.headroom_bytes)).rank(6),
     ContainerColumn::number("GROWTH", |of, _| growth(of.growth_bytes_per_second)).optional().rank(7),
     ContainerColumn::number("FULL IN", |of, _| full_in(of.seconds_to_limit)).optional().rank(2),
-    ContainerColumn::number("TRAINERS", |of, _| size(of.role_bytes.get(ROLES[0]).copied()))
+    ContainerColumn::number("TRAINERS", |of, _| size(of.role_bytes.get(Role::Trainer.label()).copied()))
         .optional()
         .rank(9),
-    ContainerColumn::number("WORKERS", |of, _| size(of.role_bytes.get(ROLES[1]).copied()))
-        .optional()
-        .rank(10),
+    ContainerColumn::number("WORKERS", |of, _| {
+        size(of.role_bytes.get(Role::DataloaderWorker.label()).copied())
+    })
+    .optional()
+    .rank(10),
     ContainerColumn::number("VRAM", |of, _| size(of.gpu_bytes)).optional().rank(1),
     ContainerColumn::number("GPU", |of, _| percent(of.gpu_utilization_ratio)).optional().rank(5),
     ContainerColumn::number("CPU", |of, _| {
@@ -109,7 +112,7 @@ pub const GPUS: [OverviewColumn<GpuOverview>; 6] = [
 pub const PROCESSES: [OverviewColumn<ProcessUse>; 6] = [
     ProcessColumn::name("PROCESS", |of, _| of.name.to_string()),
     ProcessColumn::number("PID", |of, _| of.pid.to_string()),
-    ProcessColumn::name("ROLE", |of, _| of.role.replace('_', " ")),
+    ProcessColumn::name("ROLE", |of, _| of.role.label().replace('_', " ")),
     ProcessColumn::number("SHARE", |of, _| size(of.pss_bytes.map(|bytes| bytes as f64))),
     ProcessColumn::number("RESIDENT", |of, _| size(Some(of.rss_bytes as f64))),
     ProcessColumn::number("VRAM", |of, _| size(of.gpu_bytes.map(|bytes| bytes as f64))),

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{lines, number};
 
 /// A flag of a process that is exiting, in the kernel's `linux/sched.h`.
@@ -154,6 +156,37 @@ pub enum Launch {
     ResourceTracker,
 }
 
+/// The role of a process, which `attribute` decides. Ordered by the names, as the keys of objects in JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// A worker of PyTorch's DataLoader.
+    DataloaderWorker,
+    /// Everything else, and everything uncertain.
+    Other,
+    /// A rank.
+    Trainer,
+    /// Another worker process: of multiprocessing, joblib, gunicorn, celery, Ray.
+    Worker,
+}
+
+impl Role {
+    /// All roles.
+    pub const ALL: [Role; 4] = [Role::Trainer, Role::DataloaderWorker, Role::Worker, Role::Other];
+    /// The roles of workers: of PyTorch's DataLoader, and others.
+    pub const WORKERS: [Role; 2] = [Role::DataloaderWorker, Role::Worker];
+
+    /// Returns the label value.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Role::Trainer => "trainer",
+            Role::DataloaderWorker => "dataloader_worker",
+            Role::Worker => "worker",
+            Role::Other => "other",
+        }
+    }
+}
+
 /// A program that starts worker processes by a setting of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkerProgram {
@@ -302,6 +335,14 @@ impl Command {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn roles_have_their_label_in_json_and_its_order() {
+        assert_eq!(Role::ALL.map(|role| serde_json::to_value(role).unwrap()), Role::ALL.map(Role::label));
+        let sorted = BTreeSet::from(Role::ALL);
+        assert!(sorted.into_iter().is_sorted_by_key(Role::label));
+    }
 
     #[test]
     fn numbers_of_a_training_are_found_among_its_arguments() {

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
 use crate::discover::{Container, ContainerId, ContainerSpec};
-use crate::events::{ContainerRef, Exit, ExitReason, Identity};
+use crate::events::{ContainerRef, Exit, ExitReason, Identity, Role};
 use crate::runs::hit_limit::HitLimit;
 use measures::{Growth, Mean};
 use operation_log::{OperationLog, OperationRecord};
@@ -92,7 +92,7 @@ pub struct RunFigures {
     cuda_ooms: u64,
     /// Errors in the container's log.
     cuda_ooms_in_log: u64,
-    roles: BTreeMap<Arc<str>, RolePeak>,
+    roles: BTreeMap<Role, RolePeak>,
     gpus: BTreeMap<Arc<str>, GpuFigures>,
     operations: Vec<OperationPeak>,
     #[serde(default)]
@@ -313,14 +313,14 @@ impl RunFigures {
 
     fn record_roles(&mut self, usage: &ContainerUsage) {
         for role in by_role(&usage.processes) {
-            let peak = self.roles.entry(Arc::clone(&role.role)).or_default();
+            let peak = self.roles.entry(role.role).or_default();
             peak.processes = peak.processes.max(role.processes);
             peak.pss_bytes = peak.pss_bytes.max(role.pss_bytes);
             let each = role.pss_bytes.map(|pss| pss / u64::from(role.processes.max(1)));
             peak.process_pss_bytes = peak.process_pss_bytes.max(each);
         }
         for process in &usage.processes {
-            let Some(peak) = self.roles.get_mut(process.role.label()) else { continue };
+            let Some(peak) = self.roles.get_mut(&process.role) else { continue };
             peak.process_rss_bytes = peak.process_rss_bytes.max(process.memory.rss_bytes);
             peak.process_anon_bytes = peak.process_anon_bytes.max(Some(process.memory.anon_bytes));
         }
@@ -487,7 +487,7 @@ pub struct RunRecord {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cuda_ooms_in_log: Option<u64>,
     /// By role of the processes.
-    pub roles: BTreeMap<Arc<str>, RolePeak>,
+    pub roles: BTreeMap<Role, RolePeak>,
     /// By UUID of the GPU.
     pub gpus: BTreeMap<Arc<str>, GpuPeak>,
     /// Operations that the program tracks, as it reports them.

@@ -265,7 +265,7 @@ fn resident_memory_of_processes_has_no_sum() {
         pid,
         ppid: 1,
         comm: "python".into(),
-        role: crate::attribute::Role::DataloaderWorker,
+        role: Role::DataloaderWorker,
         python: true,
         memory: crate::collect::process::ResidentMemory { rss_bytes, anon_bytes: rss_bytes - 1 },
         pss_bytes,
@@ -287,7 +287,7 @@ fn resident_memory_of_processes_has_no_sum() {
         pss_bytes: Some(6),
         process_pss_bytes: Some(3),
     };
-    assert_eq!(record(&figures).roles["dataloader_worker"], workers);
+    assert_eq!(record(&figures).roles[&Role::DataloaderWorker], workers);
 }
 
 #[test]

@@ -55,9 +55,8 @@ pub fn roles(usage: &ContainerUsage) -> Vec<RoleUsage> {
 pub fn by_role(processes: &[ProcessUsage]) -> Vec<RoleUsage> {
     let mut roles: Vec<RoleUsage> = Vec::new();
     for process in processes {
-        let label = process.role.label();
-        let at = roles.iter().position(|role| &*role.role == label).unwrap_or_else(|| {
-            let role = label.into();
+        let role = process.role;
+        let at = roles.iter().position(|known| known.role == role).unwrap_or_else(|| {
             roles.push(RoleUsage { role, processes: 0, rss_bytes: 0, pss_bytes: Some(0), pss_missing: None });
             roles.len() - 1
         });

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use memledger::events::Kill;
-use memledger::events::{Exit, ExitReason, LedgerEvent, OomReport, PriorUsage, UsageSample, Victim};
+use memledger::events::{
+    Exit, ExitReason, Kill, LedgerEvent, OomReport, PriorUsage, Role, UsageSample, Victim,
+};
 use memledger::explain::{Cause, Confidence};
 
 use super::after_kill_cases;
@@ -72,8 +73,8 @@ fn at_its_own_limit() -> Vec<Case> {
                     let mut kill = trainer(Victim::Main);
                     let mut usage = kill.before.as_deref().cloned().expect("usage");
                     usage.roles = vec![
-                        role("trainer", 2, Some(30 * GIB)),
-                        role("dataloader_worker", 8, Some(12 * GIB)),
+                        role(Role::Trainer, 2, Some(30 * GIB)),
+                        role(Role::DataloaderWorker, 8, Some(12 * GIB)),
                     ];
                     kill.before = Some(Arc::new(usage));
                     kill
@@ -122,7 +123,7 @@ fn at_its_limit_with_less_known() -> Vec<Case> {
             name: "worker at the limit without shares",
             events: vec![killed(Kill {
                 before: Some(Arc::new(PriorUsage {
-                    roles: vec![role("dataloader_worker", 8, None)],
+                    roles: vec![role(Role::DataloaderWorker, 8, None)],
                     ..before(42 * GIB, 43 * GIB, Some(44 * GIB))
                 })),
                 ..kill(Victim::Child)
@@ -137,7 +138,7 @@ fn at_its_limit_with_less_known() -> Vec<Case> {
             name: "worker at the limit, with shares from before it grew",
             events: vec![killed(Kill {
                 before: Some(Arc::new(PriorUsage {
-                    roles: vec![role("dataloader_worker", 8, Some(8 * GIB))],
+                    roles: vec![role(Role::DataloaderWorker, 8, Some(8 * GIB))],
                     ..before(42 * GIB, 43 * GIB, Some(44 * GIB))
                 })),
                 ..kill(Victim::Child)
@@ -495,7 +496,7 @@ fn with_records_lost_or_none() -> Vec<Case> {
                 kernel_usec: None,
                 pid: None,
                 process: "".into(),
-                role: "".into(),
+                role: None,
                 anon_bytes: None,
                 victim: None,
                 ..kill(Victim::Child)
@@ -591,10 +592,10 @@ fn beside_unattributed_kill() -> Vec<Case> {
 fn reason_why_no_share_was_measured_is_the_one_that_is_known() {
     use memledger::events::{PssMissing, RoleUsage};
     let advice = |missing: Option<PssMissing>| {
-        let workers = RoleUsage { pss_missing: missing, ..role("worker", 4, None) };
+        let workers = RoleUsage { pss_missing: missing, ..role(Role::Worker, 4, None) };
         let before = PriorUsage { roles: vec![workers], ..before(42 * GIB, 43 * GIB, Some(44 * GIB)) };
         let kill = Kill {
-            role: "worker".into(),
+            role: Some(Role::Worker),
             parent_pid: Some(22_100),
             program: "gunicorn".into(),
             before: Some(Arc::new(before)),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use memledger::events::{
     ContainerRef, CudaOom, Evidence, Exit, ExitReason, GpuHolder, Identity, Kill, KillOwner, LedgerEvent,
-    MemoryHolder, Method, OomReport, OomScope, PriorUsage, ReportProcess, RoleUsage, UsageSample, Victim,
+    MemoryHolder, Method, OomReport, OomScope, PriorUsage, ReportProcess, Role, RoleUsage, UsageSample,
+    Victim,
 };
 
 pub const GIB: u64 = 1 << 30;
@@ -53,8 +54,8 @@ pub fn before(from: u64, to: u64, limit: Option<u64>) -> PriorUsage {
     }
 }
 
-pub fn role(role: &str, processes: u32, pss: Option<u64>) -> RoleUsage {
-    RoleUsage { role: role.into(), processes, rss_bytes: 70 * GIB, pss_bytes: pss, pss_missing: None }
+pub fn role(role: Role, processes: u32, pss: Option<u64>) -> RoleUsage {
+    RoleUsage { role, processes, rss_bytes: 70 * GIB, pss_bytes: pss, pss_missing: None }
 }
 
 pub fn kill(victim: Victim) -> Kill {
@@ -68,7 +69,7 @@ pub fn kill(victim: Victim) -> Kill {
         kernel_usec: Some(846_857_491),
         pid: Some(22_212),
         process: "pt_data_worker".into(),
-        role: "dataloader_worker".into(),
+        role: Some(Role::DataloaderWorker),
         parent_pid: None,
         program: "".into(),
         owner: KillOwner::Container(subject()),
@@ -95,9 +96,9 @@ pub fn kill(victim: Victim) -> Kill {
         ],
         before: Some(Arc::new(PriorUsage {
             roles: vec![
-                role("trainer", 2, Some(9 * GIB)),
-                role("dataloader_worker", 8, Some(34 * GIB)),
-                role("other", 3, Some(100 * MIB)),
+                role(Role::Trainer, 2, Some(9 * GIB)),
+                role(Role::DataloaderWorker, 8, Some(34 * GIB)),
+                role(Role::Other, 3, Some(100 * MIB)),
             ],
             ..before(30 * GIB, 43 * GIB + 512 * MIB, Some(44 * GIB))
         })),
@@ -124,21 +125,21 @@ pub fn with_report(kill: Kill, change: impl FnOnce(&mut OomReport)) -> Kill {
 
 /// Returns a row of the kernel's table.
 pub fn row(pid: u32, process: &str, gib: u64) -> ReportProcess {
-    let role = if process == "pt_data_worker" { "dataloader_worker" } else { "" };
-    let (process, role, rss_bytes) = (process.into(), role.into(), gib * GIB);
+    let role = (process == "pt_data_worker").then_some(Role::DataloaderWorker);
+    let (process, rss_bytes) = (process.into(), gib * GIB);
     ReportProcess { pid, process, role, rss_bytes, oom_score_adj: Some(0), ..ReportProcess::default() }
 }
 
 pub fn trainer(victim: Victim) -> Kill {
     let mut usage = PriorUsage {
-        roles: vec![role("trainer", 2, Some(40 * GIB)), role("dataloader_worker", 8, Some(2 * GIB))],
+        roles: vec![role(Role::Trainer, 2, Some(40 * GIB)), role(Role::DataloaderWorker, 8, Some(2 * GIB))],
         ..before(42 * GIB, 43 * GIB, Some(44 * GIB))
     };
     usage.samples.iter_mut().for_each(|sample| sample.file_bytes = Some(20 * GIB));
     let pid = Some(22_100);
     Kill {
         process: "python3".into(),
-        role: "trainer".into(),
+        role: Some(Role::Trainer),
         pid,
         before: Some(Arc::new(usage)),
         ..kill(victim)

@@ -11,7 +11,7 @@ use super::draw::draw;
 use super::state::{KeyAction, ScreenState};
 use super::theme::Theme;
 use crate::cli::overview_source::NewestKills;
-use crate::events::LedgerEvent;
+use crate::events::{LedgerEvent, Role};
 use crate::overview::history::Track;
 use crate::overview::{ContainerUse, GpuOverview, HostUse, Overview, ProcessUse, Sort, table};
 
@@ -61,7 +61,7 @@ fn overview() -> Overview {
             ProcessUse {
                 pid: 4711,
                 name: "python".into(),
-                role: "trainer".into(),
+                role: Role::Trainer,
                 rss_bytes: 31 << 30,
                 pss_bytes: Some(30 << 30),
                 gpu_bytes: Some(14 << 30),
@@ -69,9 +69,10 @@ fn overview() -> Overview {
             ProcessUse {
                 pid: 4712,
                 name: "pt_data_worker".into(),
-                role: "dataloader_worker".into(),
+                role: Role::DataloaderWorker,
                 rss_bytes: 3 << 30,
-                ..ProcessUse::default()
+                pss_bytes: None,
+                gpu_bytes: None,
             },
         ]),
         ..container("piper1-gpl-train-1", 38.2, 44.0)

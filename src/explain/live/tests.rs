@@ -1,6 +1,7 @@
 use super::replay::Replay;
 use super::*;
 use crate::discover::run::RUNTIME as RUN_RUNTIME;
+use crate::events::Role;
 use crate::ledger::interval::{Interval, Written};
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::sources::kernel_log::LogEntry;
@@ -301,13 +302,13 @@ fn exit_of_the_host_names_the_kill_of_the_ledger() {
     // one that has not decided yet may still do so
     for (read_at, is_decided) in [(now - 10.0, false), (now + 100.0, true)] {
         let host = HostHistory { events: found.clone(), read_at, ..HostHistory::default() };
-        let undecided = Kill { id: 3, victim: None, role: "trainer".into(), ..kills(&found)[0].clone() };
+        let undecided = Kill { id: 3, victim: None, role: Some(Role::Trainer), ..kills(&found)[0].clone() };
         let undecided = LedgerEvent::OomKill(undecided);
         let merged = host.merge(vec![undecided.clone()], &Query::default());
         let of_ledger = kills(&merged);
         assert_eq!((exit(&merged).ended_by, of_ledger.len(), of_ledger[0].id), (Some(3), 1, 3));
         assert_eq!(of_ledger[0].victim.is_some(), is_decided, "the host knows what it did");
-        assert_eq!(&*of_ledger[0].role, "trainer", "what only the ledger knows is kept");
+        assert_eq!(of_ledger[0].role, Some(Role::Trainer), "what only the ledger knows is kept");
         let open = crate::events::Exit { id: 4, reason: None, ended_by: None, ..exit(&found) };
         let merged = host.merge(vec![undecided, LedgerEvent::Exit(open)], &Query::default());
         let end = exit(&merged);

@@ -134,7 +134,7 @@ fn report_rows(run: &RunRecord, now: f64, zone: &TimeZone) -> Vec<(String, Strin
     row("/dev/shm", run.shm_peak_bytes.map_or_else(String::new, |bytes| format!("peak {}", human(bytes))));
     row("CPU", run.cpu_mean_cores.map_or_else(String::new, |cores| format!("mean {cores:.2} cores")));
     for (role, peak) in run.roles.iter().filter(|(_, peak)| peak.process_rss_bytes > 0) {
-        row(&safe(role, 20), processes(peak));
+        row(role.label(), processes(peak));
     }
     for (uuid, gpu) in &run.gpus {
         row("GPU", format!("{}: {}", safe(uuid, 48), gpu_words(gpu)));

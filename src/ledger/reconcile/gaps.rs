@@ -156,7 +156,7 @@ impl Kill {
         let mut evidence = record.evidence;
         evidence.append(&mut self.evidence);
         let (id, owner, victim) = (self.id, self.owner.clone(), self.victim);
-        let (role, method, before) = (Arc::clone(&self.role), self.method, self.before.take());
+        let (role, method, before) = (self.role, self.method, self.before.take());
         let scope = if victim.is_some() { self.scope } else { record.scope };
         *self = Self { id, owner, victim, scope, role, method, before, evidence, ..record };
     }

@@ -73,7 +73,7 @@ impl Kill {
             kernel_usec: None,
             pid: None,
             process: "".into(),
-            role: "".into(),
+            role: None,
             parent_pid: None,
             program: "".into(),
             owner: KillOwner::Pending,

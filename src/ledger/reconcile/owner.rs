@@ -378,7 +378,7 @@ impl Reconciler {
         let subject = state.subject(&id, run);
         let before = run.and_then(|run| state.prior_usage(run, pending.kill.at));
         let victim = run.and_then(|run| run.process(pid?));
-        let role = victim.map(|victim| victim.role.label());
+        let role = victim.map(|victim| victim.role);
         let parent = victim.filter(|victim| victim.role == Role::Worker).map(|victim| victim.ppid);
         let program = victim.and_then(|victim| {
             victim.program.or_else(|| run?.process(parent?).and_then(|parent| parent.program))
@@ -390,7 +390,7 @@ impl Reconciler {
         let pending = &mut self.pending[at];
         pending.kill.alone_in_pod = alone_in_pod;
         pending.run = number;
-        pending.kill.role = role.unwrap_or_default().into();
+        pending.kill.role = role;
         pending.kill.parent_pid = parent;
         pending.kill.program = program.map(WorkerProgram::name).unwrap_or_default().into();
         if let (None, Some(ended)) = (pending.kill.kernel_usec, ended) {

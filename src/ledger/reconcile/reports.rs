@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::ObservedRecord;
 use crate::attribute::roles::role_by_name;
 use crate::discover::{ContainerId, PathOwner, owner_of_paths};
-use crate::events::{OomReport, ReportProcess, RoleRange};
+use crate::events::{OomReport, ReportProcess, Role, RoleRange};
 use crate::ledger::container_table::ContainerTable;
 
 /// The completed reports: the victims of one group kill share theirs.
@@ -46,9 +46,7 @@ pub fn complete(report: &OomReport, label: impl Fn(&mut ReportProcess)) -> OomRe
     let mut completed = report.clone();
     for row in &mut completed.processes {
         label(row);
-        if let (true, Some(role)) = (row.role.is_empty(), role_by_name(&row.process)) {
-            row.role = role.label().to_owned();
-        }
+        row.role = row.role.or_else(|| role_by_name(&row.process));
     }
     completed.roles = role_ranges(&completed.processes);
     completed.processes.truncate(OomReport::MAX_PROCESSES);
@@ -61,7 +59,7 @@ fn label_process(row: &mut ReportProcess, is_host: bool, line: &ObservedRecord, 
     let sampled = containers.find_by_pid(pid, &row.process, &line.written.within);
     let state = sampled.as_ref().and_then(|id| containers.get(id));
     let usage = state.and_then(|state| state.all_runs().find_map(|run| run.process(pid)));
-    row.role = usage.map(|usage| usage.role.label()).unwrap_or_default().to_owned();
+    row.role = usage.map(|usage| usage.role);
     if !is_host {
         return;
     }
@@ -81,10 +79,10 @@ fn label_process(row: &mut ReportProcess, is_host: bool, line: &ObservedRecord, 
 
 /// Returns the ranges of the roles that are known, by the resident memory of their largest process.
 fn role_ranges(rows: &[ReportProcess]) -> Vec<RoleRange> {
-    let mut ranges: BTreeMap<&str, RoleRange> = BTreeMap::new();
-    for row in rows.iter().filter(|row| !row.role.is_empty()) {
-        let new = || RoleRange { role: row.role.clone(), min_rss_bytes: u64::MAX, ..RoleRange::default() };
-        let range = ranges.entry(&row.role).or_insert_with(new);
+    let mut ranges: BTreeMap<Role, RoleRange> = BTreeMap::new();
+    for (role, row) in rows.iter().filter_map(|row| Some((row.role?, row))) {
+        let new = RoleRange { role, processes: 0, min_rss_bytes: u64::MAX, max_rss_bytes: 0 };
+        let range = ranges.entry(role).or_insert(new);
         range.processes += 1;
         range.min_rss_bytes = range.min_rss_bytes.min(row.rss_bytes);
         range.max_rss_bytes = range.max_rss_bytes.max(row.rss_bytes);

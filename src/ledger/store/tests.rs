@@ -55,7 +55,7 @@ fn before(samples: usize) -> Arc<PriorUsage> {
     Arc::new(PriorUsage {
         samples: (0..samples).map(sample).collect(),
         roles: vec![RoleUsage {
-            role: "trainer".into(),
+            role: Role::Trainer,
             processes: 1,
             rss_bytes: 1 << 30,
             pss_bytes: Some(1 << 29),
@@ -82,7 +82,7 @@ fn kill(id: u64, at: f64, owner: KillOwner) -> LedgerEvent {
         kernel_usec: Some(123_456_789_012),
         pid: Some(4711),
         process: "python3 \u{fffd}\n".into(),
-        role: "trainer".into(),
+        role: Some(Role::Trainer),
         owner,
         victim: settled.then_some(Victim::Child),
         number: settled.then_some(1),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::ram_budget::TrainingSettings;
 use super::ram_capacity::RamCapacity;
-use crate::events::ExitReason;
+use crate::events::{ExitReason, Role};
 use crate::runs::hit_limit::{HitLimit, LimitPosition};
 use crate::runs::setting_names::{self, KnownSetting};
 use crate::runs::{GpuPeak, RolePeak, RunRecord, setting_number};
@@ -18,10 +18,6 @@ const BUSY_GPU: f64 = 0.8;
 const BUSY_WORKER: f64 = 0.7;
 /// A GPU with a larger share of its memory in use has nothing left for an allocation that fails.
 const FULL_SHARE: f64 = 0.9;
-/// Roles of workers: of PyTorch's DataLoader, and others.
-pub const WORKER_ROLES: [&str; 2] = ["dataloader_worker", "worker"];
-/// Role of the first process of each rank.
-pub const TRAINER_ROLE: &str = "trainer";
 /// Seconds, and share of the duration, of a run that need not be sampled.
 const MAX_UNOBSERVED: f64 = 5.0;
 const UNOBSERVED_SHARE: f64 = 0.2;
@@ -216,7 +212,7 @@ pub fn settings_with(run: &RunRecord, ranks: u64) -> TrainingSettings {
 
 /// Returns the peaks of the workers of each kind that ran.
 fn workers(run: &RunRecord) -> impl Iterator<Item = &RolePeak> {
-    WORKER_ROLES.into_iter().filter_map(|role| run.roles.get(role)).filter(|role| role.processes > 0)
+    Role::WORKERS.into_iter().filter_map(|role| run.roles.get(&role)).filter(|role| role.processes > 0)
 }
 
 /// Returns the largest measured share of a worker, of the kind of which most ran.

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use super::lines::AdviceLine;
 use super::measurement::{
-    FailedBatches, PLANNED_SHARE, TRAINER_ROLE, WORKER_ROLES, batch_words, differ_only_in_batch,
-    has_same_gpu, has_same_rest, human, is_ram_measurement, number, settings, settings_with, was_killed,
-    was_killed_within, worker_share,
+    FailedBatches, PLANNED_SHARE, batch_words, differ_only_in_batch, has_same_gpu, has_same_rest, human,
+    is_ram_measurement, number, settings, settings_with, was_killed, was_killed_within, worker_share,
 };
 use super::ram_budget::{RamBudgetParts, RamModel, TrainingSettings};
 use super::ram_capacity::RamCapacity;
-use crate::events::ExitReason;
+use crate::events::{ExitReason, Role};
 use crate::runs::hit_limit::LimitPosition;
 use crate::runs::setting_names::KnownSetting;
 use crate::runs::{RolePeak, RunRecord};
@@ -342,7 +341,7 @@ fn ram_budget(newest: &RunRecord, runs: &[RunRecord]) -> Option<RamBudget> {
     };
     // parts that are more than the whole do not add up: nothing is known then
     let rest = Some(peak - model.needs(&used)).filter(|rest| *rest >= 0.0)?;
-    let trainer = reference.roles.get(TRAINER_ROLE);
+    let trainer = reference.roles.get(&Role::Trainer);
     // a share has pages of files, which are not in the peak
     let own = |role: &RolePeak| {
         let share = role.process_pss_bytes.unwrap_or(role.process_rss_bytes);
@@ -375,7 +374,7 @@ fn worker_bytes(run: &RunRecord, peak: f64, used: &TrainingSettings) -> Option<f
     let workers = (used.workers * used.ranks) as f64;
     let share = worker_share(run);
     // pages of files are in the resident memory, and not in the peak; a worker may be the largest process of all
-    let others = run.roles.iter().filter(|(role, _)| !WORKER_ROLES.contains(&&***role));
+    let others = run.roles.iter().filter(|(role, _)| !Role::WORKERS.contains(role));
     let anonymous = others.map(|(_, role)| role.process_anon_bytes.unwrap_or(role.process_rss_bytes));
     let largest = anonymous.max().unwrap_or(0) as f64;
     let worker = share.filter(|_| workers > 0.0).map(|share| (share as f64).min((peak - largest) / workers));

@@ -52,7 +52,7 @@ fn cycles_and_events_that_wait_for_the_ledger_are_those_of_their_time() {
     };
     let kill = story.last_kill();
     let before = kill.before.as_ref().unwrap();
-    assert_eq!((story.owner().as_deref(), &*kill.role), (Some("a"), "dataloader_worker"));
+    assert_eq!((story.owner().as_deref(), kill.role), (Some("a"), Some(Role::DataloaderWorker)));
     assert_eq!((times(before), before.roles.len()), (vec![1.0], 1), "not what it held after the kill");
     let exit = story.exits('a')[0];
     assert_eq!(

@@ -73,17 +73,17 @@ fn roles_are_those_of_the_sample_and_count_all_processes() {
     story.settle(2.0);
     let kill = story.last_kill();
     let report = kill.report.as_ref().expect("a report");
-    let roles: Vec<_> = report.roles.iter().map(|range| (&*range.role, range.processes)).collect();
+    let roles: Vec<_> = report.roles.iter().map(|range| (range.role, range.processes)).collect();
     assert_eq!(
         roles,
-        [("trainer", 1), ("dataloader_worker", WORKERS + 1)],
+        [(Role::Trainer, 1), (Role::DataloaderWorker, WORKERS + 1)],
         "more than the {} rows",
         report.processes.len()
     );
     let (smallest, largest) = (report.roles[1].min_rss_bytes >> 20, report.roles[1].max_rss_bytes >> 20);
     assert_eq!((smallest, largest), (50, 100), "by the sample and by name");
     assert_eq!(report.processes.len(), OomReport::MAX_PROCESSES);
-    assert_eq!(report.processes[0].role, "trainer");
-    assert_eq!(&*kill.role, "trainer");
+    assert_eq!(report.processes[0].role, Some(Role::Trainer));
+    assert_eq!(kill.role, Some(Role::Trainer));
     assert!(story.owner().is_some(), "{}", id('a').as_str());
 }

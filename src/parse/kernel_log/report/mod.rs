@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Killed, Line, NoKill, OomContext, digits, rfind};
 use crate::parse::find;
+use crate::parse::process::Role;
 use crate::text::printable;
 use memory::{ReportedCgroupMemory, ReportedHostMemory};
 use table::{Columns, ReportTable};
@@ -153,9 +154,9 @@ pub struct ReportProcess {
     /// Its `oom_score_adj`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oom_score_adj: Option<i32>,
-    /// Role: `trainer`, `dataloader_worker`, `other`; empty if unknown.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub role: String,
+    /// Its role; `None` if unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<Role>,
     /// Name of its container, if the host ran out of memory; empty if unknown or none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub container: String,
@@ -171,11 +172,10 @@ pub struct KernelHolder {
 }
 
 /// The processes of one role.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoleRange {
-    /// `trainer`, `dataloader_worker`, `other`.
-    pub role: String,
+    /// The role.
+    pub role: Role,
     /// Number of processes.
     pub processes: u32,
     /// Resident memory of the smallest.

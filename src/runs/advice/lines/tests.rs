@@ -1,5 +1,5 @@
 use super::*;
-use crate::events::ExitReason;
+use crate::events::{ExitReason, Role};
 
 use crate::runs::{GpuPeak, RolePeak};
 
@@ -33,14 +33,14 @@ fn texts(advice: &Advice, topic: &str) -> Vec<String> {
     advice.lines.iter().filter(|line| line.topic == topic).map(|line| line.text.clone()).collect()
 }
 
-fn worker(processes: u32, resident: u64, share: u64) -> (Arc<str>, RolePeak) {
+fn worker(processes: u32, resident: u64, share: u64) -> (Role, RolePeak) {
     let peak = RolePeak {
         processes,
         process_rss_bytes: resident * MIB,
         process_pss_bytes: Some(share * MIB),
         ..RolePeak::default()
     };
-    ("dataloader_worker".into(), peak)
+    (Role::DataloaderWorker, peak)
 }
 
 fn killed(mut run: RunRecord) -> RunRecord {
@@ -67,7 +67,7 @@ fn killed_run_gets_settings_that_fit_from_what_was_measured() {
 fn worker_frees_no_more_than_what_is_not_shared() {
     let settings = [("batch_size", "8"), ("num_workers", "4")];
     let mut private = run("a", &settings, 880, None);
-    private.roles.insert("trainer".into(), RolePeak { process_rss_bytes: 400 * MIB, ..RolePeak::default() });
+    private.roles.insert(Role::Trainer, RolePeak { process_rss_bytes: 400 * MIB, ..RolePeak::default() });
     private.roles.extend([worker(4, 150, 130)]);
     let close = run("b", &settings, 950, None);
     let lines = |runs: &[RunRecord]| texts(&advise(runs).unwrap(), "ram");
@@ -80,7 +80,7 @@ fn worker_frees_no_more_than_what_is_not_shared() {
     private.unreclaimable_peak_bytes = Some(960 * MIB);
     assert_eq!(lines(&[private.clone()])[2], "NUM_WORKERS=3 needs about 830.0 MiB of 1000.0 MiB");
     // all of it is the trainer's, and the workers share it
-    private.roles.insert("trainer".into(), RolePeak { process_rss_bytes: 960 * MIB, ..RolePeak::default() });
+    private.roles.insert(Role::Trainer, RolePeak { process_rss_bytes: 960 * MIB, ..RolePeak::default() });
     assert!(lines(&[private])[1].starts_with("it is not known which settings fit"));
 }
 
@@ -234,12 +234,11 @@ fn idle_gpu_and_busy_workers_get_another_worker_if_memory_allows() {
     assert_eq!(lines(&newest), [format!("{waits}: try NUM_WORKERS=3, which needs about 600.0 MiB")]);
     newest.unreclaimable_peak_bytes = Some(860 * MIB);
     assert_eq!(lines(&newest), [format!("{waits}: more workers may help, but one more may need 960.0 MiB")]);
-    let role =
-        newest.roles.insert("dataloader_worker".into(), RolePeak { processes: 2, ..RolePeak::default() });
+    let role = newest.roles.insert(Role::DataloaderWorker, RolePeak { processes: 2, ..RolePeak::default() });
     let unknown =
         "more workers may help; what one needs is not known, as no share (PSS) of a worker was read";
     assert_eq!(lines(&newest), [format!("{waits}: {unknown}")]);
-    newest.roles.insert("dataloader_worker".into(), role.unwrap());
+    newest.roles.insert(Role::DataloaderWorker, role.unwrap());
     newest.cpu_mean_cores = Some(1.2);
     assert_eq!(lines(&newest), <[String; 0]>::default(), "the workers wait themselves");
     (newest.cpu_mean_cores, newest.unreclaimable_peak_bytes) = (Some(2.9), Some(500 * MIB));

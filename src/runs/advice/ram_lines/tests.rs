@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use crate::events::ExitReason;
+use crate::events::{ExitReason, Role};
 use crate::runs::advice::lines::{Advice, advise, check};
 use crate::runs::hit_limit::{HitLimit, LimitPosition};
 use crate::runs::{GpuPeak, RolePeak, RunRecord};
@@ -50,8 +50,8 @@ impl Training {
             host_others_peak_bytes: Some(bytes(self.others)),
             unreclaimable_peak_bytes: Some(bytes(peak)),
             roles: [
-                ("trainer".into(), role(self.ranks, trainer)),
-                ("dataloader_worker".into(), role(self.ranks * workers, self.worker)),
+                (Role::Trainer, role(self.ranks, trainer)),
+                (Role::DataloaderWorker, role(self.ranks * workers, self.worker)),
             ]
             .into(),
             ..RunRecord::default()
@@ -253,8 +253,8 @@ fn worker_that_is_the_largest_process_is_measured_beside_its_trainer() {
             limit_bytes: Some(2 << 30),
             unreclaimable_peak_bytes: Some(peak),
             roles: [
-                ("trainer".into(), role(432_800_000, 375_800_000)),
-                ("worker".into(), role(250_000_000, 490_385_408)),
+                (Role::Trainer, role(432_800_000, 375_800_000)),
+                (Role::Worker, role(250_000_000, 490_385_408)),
             ]
             .into(),
             ..RunRecord::default()
