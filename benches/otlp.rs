@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use memledger::catalog::{self, Family};
 use memledger::clock::Timestamp;
-use memledger::discover::{Container, ContainerId, ContainerSpec, Identity};
+use memledger::discover::{Container, ContainerId, ContainerSpec, Identity, RuntimeKind};
 use memledger::export::prometheus;
 use memledger::otlp::{CounterStates, MetricBatches, Origins, ResourceInfo, resource};
 use memledger::series::Series;
@@ -56,7 +56,7 @@ fn container(number: usize) -> Arc<Container> {
     };
     Arc::new(Container {
         id: ContainerId::new(&format!("{number:064x}")),
-        runtime: "docker",
+        runtime: RuntimeKind::Docker,
         spec: Arc::new(ContainerSpec { image: "piper:1".into(), ..ContainerSpec::default() }),
         started: Some(1.0),
         ..Container::known_by_name(identity)

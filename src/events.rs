@@ -9,9 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::ClockStep;
 pub use crate::collect::pss::PssMissing;
-pub use crate::discover::Identity;
-use crate::discover::run::RUNTIME as RUN_RUNTIME;
 use crate::discover::{Container, ContainerId};
+pub use crate::discover::{Identity, RuntimeKind};
 use crate::lifecycle::{RunId, RunNumber};
 pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
 pub use crate::parse::process::Role;
@@ -36,9 +35,9 @@ pub struct ContainerRef {
     /// Image; empty if no runtime reported it.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub image: Arc<str>,
-    /// `docker`, `podman`, ...; empty if unknown.
-    #[serde(default, skip_serializing_if = "str::is_empty")]
-    pub runtime: Arc<str>,
+    /// Its runtime.
+    #[serde(default, skip_serializing_if = "RuntimeKind::is_missing")]
+    pub runtime: RuntimeKind,
     /// Number of the run in this ledger: with the id of the container it names the run. `None` if no run is known, and in events from
     /// another ledger.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -58,7 +57,7 @@ impl ContainerRef {
             identity: container.identity.clone(),
             container_id: Arc::clone(container.id.shared()),
             image: Arc::clone(&container.spec.image),
-            runtime: container.runtime.into(),
+            runtime: container.runtime,
             started: container.started,
             ..Self::default()
         }
@@ -83,7 +82,7 @@ impl ContainerRef {
 
     /// Returns whether it is a run of `memledger run`.
     pub fn is_run(&self) -> bool {
-        &*self.runtime == RUN_RUNTIME
+        self.runtime.is_run()
     }
 }
 

@@ -255,14 +255,14 @@ fn run_collector(collector: &mut dyn Collector, context: &Context<'_>, output: &
 fn write_runtimes(inventory: &crate::discover::Inventory, series: &mut Series) {
     let mut counts = std::collections::BTreeMap::new();
     for (runtime, up) in &inventory.runtimes {
-        series.global(RUNTIME_UP, [(*runtime).into()], f64::from(u8::from(*up)));
+        series.global(RUNTIME_UP, [runtime.as_str().into()], f64::from(u8::from(*up)));
         counts.insert(*runtime, 0);
     }
     for container in &inventory.containers {
         *counts.entry(container.runtime).or_insert(0) += 1;
     }
     for (runtime, count) in counts {
-        series.global(CONTAINERS_SEEN, [runtime.into()], f64::from(count));
+        series.global(CONTAINERS_SEEN, [runtime.as_str().into()], f64::from(count));
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use memledger::config::{Filter, RuntimeEndpoint};
 use memledger::discover::docker::{DockerResumeState, follow};
-use memledger::discover::{ConnectionState, ContainerId, EventKind, RuntimeEvent, RuntimeState};
+use memledger::discover::{ConnectionState, ContainerId, EventKind, RuntimeEvent, RuntimeKind, RuntimeState};
 
 use crate::support::docker::{Engine, PrivateEngine, ReadOnlyProxy, Socket, signal, unique};
 use crate::support::podman::Podman;
@@ -28,10 +28,10 @@ struct Followed {
 impl Followed {
     /// Follows the engine at a socket, resuming from `memory`.
     fn start(socket: &Path, filter: Filter, memory: DockerResumeState) -> Self {
-        Self::follow("docker", socket, filter, memory)
+        Self::follow(RuntimeKind::Docker, socket, filter, memory)
     }
 
-    fn follow(runtime: &'static str, socket: &Path, filter: Filter, memory: DockerResumeState) -> Self {
+    fn follow(runtime: RuntimeKind, socket: &Path, filter: Filter, memory: DockerResumeState) -> Self {
         let source = RuntimeState::new(runtime, Arc::default());
         let endpoint = RuntimeEndpoint { runtime, socket: socket.to_path_buf() };
         let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -470,7 +470,7 @@ fn podman_events_are_reported_alike() {
     let before = podman.run("before", &["--rm"], "0");
     let socket = podman.socket();
     let memory = DockerResumeState::new(Some(since), HashSet::new());
-    let followed = Followed::follow("podman", Path::new(&socket), Filter::default(), memory);
+    let followed = Followed::follow(RuntimeKind::Podman, Path::new(&socket), Filter::default(), memory);
     followed.wait_for(ConnectionState::Up);
     let runtime_events = followed.ended_runs(&before, 1);
     assert_eq!(
@@ -481,7 +481,8 @@ fn podman_events_are_reported_alike() {
     assert!(
         runtime_events
             .iter()
-            .all(|runtime_event| runtime_event.runtime == "podman" && name(runtime_event) == "before"),
+            .all(|runtime_event| runtime_event.runtime == RuntimeKind::Podman
+                && name(runtime_event) == "before"),
         "{runtime_events:?}"
     );
 

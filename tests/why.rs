@@ -380,7 +380,6 @@ fn hostile_names_cannot_control_terminal_or_layout() {
     kill.owner = KillOwner::Container(ContainerRef {
         identity: Identity { name: evil.as_str().into(), ..Identity::default() },
         image: evil.as_str().into(),
-        runtime: evil.as_str().into(),
         ..subject()
     });
     (kill.process, kill.limit_cgroup) = (evil.as_str().into(), format!("/{evil}/x").into());

@@ -249,7 +249,7 @@ async fn runtimes(endpoint: &RuntimeEndpoint, is_evidence: bool) -> Vec<Check> {
     let sockets = docker::matches(&endpoint.socket);
     if sockets.is_empty() {
         let found = format!("{NO_MATCH} {}", endpoint.socket.display());
-        return vec![Check::good(endpoint.runtime, found).detail()];
+        return vec![Check::good(endpoint.runtime.as_str(), found).detail()];
     }
     let endpoints = sockets.into_iter().map(|socket| RuntimeEndpoint { socket, ..endpoint.clone() });
     futures_util::future::join_all(endpoints.map(async |endpoint| runtime(&endpoint, is_evidence).await))
@@ -261,7 +261,7 @@ async fn runtime(endpoint: &RuntimeEndpoint, is_evidence: bool) -> Check {
                         neither exit code nor reason";
     const NO_EVENTS: &str =
         "exits of containers have neither exit code nor reason; new containers are named later";
-    let (name, socket) = (endpoint.runtime, &endpoint.socket);
+    let (name, socket) = (endpoint.runtime.as_str(), &endpoint.socket);
     let place = socket.display();
     if !socket.exists() {
         let fix = format!("start it, or mount its socket there, or set --{name}.socket");

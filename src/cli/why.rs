@@ -237,7 +237,7 @@ fn of_unreachable_runtime(
 ) -> Option<Verdict> {
     let query = RunQuery { name: Some(wanted.to_owned()), limit: 1, ..RunQuery::default() };
     let run = ledger.runs(&query).ok()?.pop().filter(|run| run.ended.is_none())?;
-    let is_unreachable = host.coverage.is_unreachable(&run.subject.runtime);
+    let is_unreachable = host.coverage.is_unreachable(run.subject.runtime);
     let usage = current_usage(config, now, &ContainerId::new(&run.subject.container_id), None);
     is_unreachable.then(|| explain::runtime_unreachable(run.subject, usage.as_ref(), now.unix_seconds()))
 }

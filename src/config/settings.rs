@@ -24,6 +24,7 @@ use super::value_parsers::{
 };
 use crate::catalog::COLLECTORS;
 use crate::host::HostPaths;
+use crate::parse::container_id::RuntimeKind;
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -255,8 +256,8 @@ settings! {
 /// The API socket of a container runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeEndpoint {
-    /// `docker` or `podman`.
-    pub runtime: &'static str,
+    /// [`RuntimeKind::Docker`] or [`RuntimeKind::Podman`].
+    pub runtime: RuntimeKind,
     /// The Unix socket, or a pattern with `*`.
     pub socket: PathBuf,
 }
@@ -296,7 +297,7 @@ pub enum KernelLogChoice {
 
 impl From<RuntimeSockets> for Vec<RuntimeEndpoint> {
     fn from(sockets: RuntimeSockets) -> Self {
-        let all = [("docker", sockets.docker), ("podman", sockets.podman)];
+        let all = [(RuntimeKind::Docker, sockets.docker), (RuntimeKind::Podman, sockets.podman)];
         let endpoints = all.into_iter().flat_map(|(runtime, sockets)| {
             sockets.into_iter().map(move |socket| RuntimeEndpoint { runtime, socket })
         });

@@ -3,6 +3,7 @@ use std::time::Duration;
 use clap::Command;
 
 use super::*;
+use crate::parse::container_id::RuntimeKind;
 
 fn load(flags: &[&str]) -> Result<Config, String> {
     let command = arguments(Command::new("memledger").no_binary_name(true));
@@ -161,7 +162,7 @@ fn switches_have_two_forms_and_shm_needs_processes() {
     assert!(both.contains("--no-collector.gpu: conflicts with --collector.gpu"), "{both}");
     let without = load(&["--no-collector.process"]).unwrap().collectors;
     assert!(!without.contains("shm") && !without.contains("pss"));
-    assert!(load(&["--docker.socket="]).unwrap().endpoints.iter().all(|e| e.runtime != "docker"));
+    assert!(load(&["--docker.socket="]).unwrap().endpoints.iter().all(|e| e.runtime != RuntimeKind::Docker));
 }
 
 /// Loads settings with one setting empty, by each form of each source.

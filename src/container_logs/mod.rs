@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 
 use crate::clock::Timestamp;
 use crate::config::{Config, LogSelection, RuntimeEndpoint};
-use crate::discover::{Container, ContainerId, Inventory, cri};
+use crate::discover::{Container, ContainerId, Inventory, RuntimeKind};
 use crate::host::{Backoff, Waker, bounds};
 use crate::parse::cuda_oom::CudaOomText;
 use crate::reporter::ooms::{OomQueue, ReportedOom};
@@ -324,7 +324,7 @@ impl LogFollower {
 
     async fn read(&self, position: &mut ReadPosition, is_running: bool) -> LogEnd {
         match self.container.runtime {
-            cri::RUNTIME => self.read_file(position).await,
+            RuntimeKind::Cri => self.read_file(position).await,
             _ => self.read_api(position, is_running).await,
         }
     }

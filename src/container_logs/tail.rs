@@ -14,7 +14,7 @@ use super::files::{LogFile, path};
 use super::lines::LineBuffer;
 use crate::config::Config;
 use crate::discover::history::ExistingContainer;
-use crate::discover::{cri, docker, run};
+use crate::discover::{RuntimeKind, docker};
 use crate::host::in_pod;
 use crate::parse::log_error::{LogError, find_errors};
 use crate::text::error_chain;
@@ -50,8 +50,8 @@ pub fn last_error(config: &Config, container: &ExistingContainer) -> Result<Opti
     let lines = runtime.block_on(async {
         let read = async {
             match container.runtime {
-                cri::RUNTIME => of_pod(config, container).await,
-                run::RUNTIME => {
+                RuntimeKind::Cri => of_pod(config, container).await,
+                RuntimeKind::Run => {
                     Err("memledger keeps no output of a run: it is where it was started".to_owned())
                 }
                 _ => of_engine(config, container).await,

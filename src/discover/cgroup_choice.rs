@@ -88,6 +88,7 @@ impl CgroupChoice<'_> {
 
 #[cfg(test)]
 mod tests {
+    use crate::discover::RuntimeKind;
     use std::path::PathBuf;
     use std::sync::Arc;
     use std::time::Duration;
@@ -103,7 +104,7 @@ mod tests {
     /// After so long a container without a name is shown by its id.
     const UNNAMED_AFTER: Duration = Duration::from_secs(10);
 
-    fn record(id: char, runtime: &'static str, name: &str) -> ContainerRecord {
+    fn record(id: char, runtime: RuntimeKind, name: &str) -> ContainerRecord {
         let (id, labels) = (id.to_string().repeat(64), HashMap::new());
         ContainerRecord::new(
             &id,
@@ -118,14 +119,14 @@ mod tests {
 
     /// Returns the cgroups of the containers a, b, ... in a tree, with a runtime that lists these and one that does not answer.
     fn cgroups_in(root: &Path, known: &[(char, u32)]) -> Vec<(String, Option<PathBuf>)> {
-        let source = RuntimeState::new("docker", Arc::default());
+        let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
         source.set_connection(ConnectionState::Up);
         for (letter, user) in known {
-            let mut record = record(*letter, "docker", &letter.to_string());
+            let mut record = record(*letter, RuntimeKind::Docker, &letter.to_string());
             Arc::make_mut(&mut record.spec).user = Some(*user);
             source.add_running(record);
         }
-        let podman = RuntimeState::new("podman", Arc::default());
+        let podman = RuntimeState::new(RuntimeKind::Podman, Arc::default());
         podman.set_connection(ConnectionState::NoSocket);
         let mut registry = Registry::new(Filter::default(), vec![source, podman], Some(tree_at(root)));
         let now = Timestamp::now();
@@ -177,9 +178,9 @@ mod tests {
         std::fs::create_dir_all(proc.join("self/ns")).unwrap();
         std::os::unix::fs::symlink("pid:[4026531836]", proc.join("self/ns/pid")).unwrap();
         std::fs::write(proc.join("7/cgroup"), format!("0::/{own}/init\n")).unwrap();
-        let source = RuntimeState::new("docker", Arc::default());
+        let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
         source.set_connection(ConnectionState::Up);
-        source.add_running(ContainerRecord { pid: Some(7), ..record('a', "docker", "train") });
+        source.add_running(ContainerRecord { pid: Some(7), ..record('a', RuntimeKind::Docker, "train") });
         let registry = Registry::new(Filter::default(), vec![source], Some(tree_at(&root)));
         let processes = HostPaths { proc, ..HostPaths::default() };
         let mut registry = registry.with_processes(&processes);
@@ -194,9 +195,9 @@ mod tests {
         let [node, pod, other] = ['b', 'c', 'a'].map(|letter| letter.to_string().repeat(64));
         let own = format!("docker/{node}/kubepods/podu/{pod}");
         std::fs::create_dir_all(folder.path().join(&own)).unwrap();
-        let source = RuntimeState::new("cri", Arc::default());
+        let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
         source.set_connection(ConnectionState::Up);
-        source.add_running(record('c', "cri", "train"));
+        source.add_running(record('c', RuntimeKind::Cri, "train"));
         let mut registry = Registry::new(Filter::default(), vec![source], Some(tree_at(folder.path())));
         let mut place = || {
             let inventory = registry.refresh(Timestamp::now()).0.inventory;

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use rustix::fs::inotify;
 
-use super::{CgroupMaker, ContainerId};
+use super::{CgroupMaker, ContainerId, RuntimeKind};
 use crate::clock::Timestamp;
 use crate::host::bounds::{
     CGROUP_DEPTH, CGROUP_PATHS_BELOW, CGROUPS_BELOW, CGROUPS_OUTSIDE, CGROUPS_OUTSIDE_OF_SLICE,
@@ -128,7 +128,7 @@ pub struct ContainerCgroup {
     /// The id in its name.
     pub id: ContainerId,
     /// The runtime that created it, according to its name.
-    pub runtime: &'static str,
+    pub runtime: RuntimeKind,
     /// Relative to the root of the hierarchy.
     pub path: PathBuf,
     /// Its inode; `None` if it was removed during the walk.

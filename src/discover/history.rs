@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use tokio::time::{Instant, timeout_at};
 
-use super::{ContainerId, ContainerSpec, RuntimeEvent, cri, docker, run};
+use super::{ContainerId, ContainerSpec, RuntimeEvent, RuntimeKind, cri, docker, run};
 use crate::clock::Timestamp;
 use crate::config::{Config, RuntimeEndpoint};
 
@@ -22,8 +22,8 @@ const MAX_QUERIES: usize = 8;
 /// The past of the containers of one runtime.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RuntimeHistory {
-    /// One of [`super::RUNTIMES`].
-    pub runtime: &'static str,
+    /// The runtime.
+    pub runtime: RuntimeKind,
     /// Starts, exits and requests, in no order; some twice.
     pub events: Vec<RuntimeEvent>,
     /// The containers that exist, running or not.
@@ -44,7 +44,7 @@ pub struct ExistingContainer {
     /// Full id.
     pub id: ContainerId,
     /// Its runtime.
-    pub runtime: &'static str,
+    pub runtime: RuntimeKind,
     /// Its name and image.
     pub named: Arc<ContainerSpec>,
     /// Its runtime says that it runs.

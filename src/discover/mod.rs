@@ -31,6 +31,7 @@ use crate::config::Filter;
 use crate::host::process::{ProcessFacts, ProcessId};
 use crate::parse::kubernetes::{Qos, qos};
 
+pub use crate::parse::container_id::RuntimeKind;
 pub use cgroup_owners::CgroupOwners;
 pub use cgroup_tree::{Hierarchy, Version};
 pub use path_owner::{CgroupMaker, PathClaim, PathOwner, owner_of_paths};
@@ -39,7 +40,8 @@ pub use runtime_state::{ConnectionState, RuntimeData, RuntimeState};
 pub use spec::ContainerSpec;
 
 /// The supported runtimes, in order of precedence.
-pub const RUNTIMES: [&str; 4] = ["cri", "docker", "podman", run::RUNTIME];
+pub const RUNTIMES: [RuntimeKind; 4] =
+    [RuntimeKind::Cri, RuntimeKind::Docker, RuntimeKind::Podman, RuntimeKind::Run];
 
 /// Full id of a container: 64 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -212,8 +214,8 @@ pub fn same_start(a: f64, b: f64) -> bool {
 pub struct ContainerRecord {
     /// Full id.
     pub id: ContainerId,
-    /// One of [`RUNTIMES`].
-    pub runtime: &'static str,
+    /// Its runtime.
+    pub runtime: RuntimeKind,
     /// What it is.
     pub spec: Arc<ContainerSpec>,
     /// GPUs allocated to it, if the runtime reports them: index, uuid, or `all`.
@@ -226,7 +228,7 @@ pub struct ContainerRecord {
 
 impl ContainerRecord {
     /// Creates the record of a container without a start time.
-    pub fn new(id: &str, runtime: &'static str, spec: ContainerSpec) -> Self {
+    pub fn new(id: &str, runtime: RuntimeKind, spec: ContainerSpec) -> Self {
         let spec = Arc::new(spec);
         Self { id: ContainerId::new(id), runtime, spec, gpus: Arc::default(), started: None, pid: None }
     }
@@ -252,7 +254,7 @@ pub struct Container {
     /// The labels of all its series.
     pub identity: Identity,
     /// The runtime that runs it.
-    pub runtime: &'static str,
+    pub runtime: RuntimeKind,
     /// What it is.
     pub spec: Arc<ContainerSpec>,
     /// GPUs allocated to it by its runtime or the kubelet: index, uuid, uuid of a MIG instance, or `all`.
@@ -271,7 +273,7 @@ impl Container {
         Self {
             id: ContainerId::new(""),
             identity,
-            runtime: "",
+            runtime: RuntimeKind::Missing,
             spec: Arc::default(),
             gpus: Arc::default(),
             started: None,
@@ -298,7 +300,7 @@ impl Container {
         let cgroup = Cgroup { path: path.into(), inode: None, below: vec![], is_truncated: false };
         Arc::new(Self {
             id: ContainerId::new(id),
-            runtime: "unknown",
+            runtime: RuntimeKind::Unknown,
             cgroup: Some(Arc::new(cgroup)),
             ..Self::known_by_name(Identity::named(id))
         })
@@ -327,7 +329,7 @@ pub struct Inventory {
     /// The containers. No two have the same identity.
     pub containers: Vec<Arc<Container>>,
     /// Runtimes that have, or had, a socket: name and whether memledger is connected.
-    pub runtimes: Vec<(&'static str, bool)>,
+    pub runtimes: Vec<(RuntimeKind, bool)>,
     /// The commands of runs without a cgroup.
     pub commands: Vec<(ProcessId, ContainerId)>,
     /// Who can have made which cgroup; `None` without cgroups.
@@ -398,7 +400,7 @@ fn contains_path(cgroup: &Path, path: &str) -> bool {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RuntimeEvent {
     /// The runtime that reported it.
-    pub runtime: &'static str,
+    pub runtime: RuntimeKind,
     /// The socket of the runtime; empty if it has only one.
     pub socket: Arc<str>,
     /// Full id.

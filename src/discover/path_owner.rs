@@ -4,7 +4,7 @@
 //! runtime says that this is its cgroup, or if root alone can have made a cgroup there ([`CgroupMaker`]). A user's engine, and a
 //! user's run of `memledger run`, may also be in cgroups of that user.
 
-use super::ContainerId;
+use super::{ContainerId, RuntimeKind};
 use crate::parse::container_id;
 
 /// Who alone can have made the cgroups in a place.
@@ -26,7 +26,8 @@ impl CgroupMaker {
     /// known. Only a place where a runtime makes its cgroups is root's.
     pub fn by_names(path: &str) -> Self {
         let Some((above, found)) = container_id::outermost(path) else { return Self::Unknown };
-        let is_place_of_runtime = found.runtime != "unknown" || above.iter().any(|name| is_of_kubelet(name));
+        let is_place_of_runtime =
+            found.runtime != RuntimeKind::Unknown || above.iter().any(|name| is_of_kubelet(name));
         let maker = above.iter().fold(Self::Root, |maker, name| maker.below_name(name));
         if is_place_of_runtime || maker != Self::Root { maker } else { Self::Unknown }
     }

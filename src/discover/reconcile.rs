@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::RuntimeKind;
 use super::status_queries::{StatusQueue, StatusResult};
 use crate::clock::Timestamp;
 use crate::host::bounds::RUNTIME_EVENT_RATE;
@@ -31,8 +32,8 @@ pub trait Runtime {
     /// A failed call.
     type Error: Display + Send + 'static;
 
-    /// Returns its name among the runtimes.
-    fn name(&self) -> &'static str;
+    /// Returns which runtime it is.
+    fn kind(&self) -> RuntimeKind;
     /// Lists all containers.
     fn list(&mut self) -> impl Future<Output = Result<Vec<Self::Item>, Self::Error>> + Send;
     /// Returns the ids of listed containers whose status is needed, and whether a verbose one.
@@ -95,7 +96,7 @@ impl<R: Runtime> RuntimeFollower<R> {
     /// # Errors
     /// The list failed.
     pub async fn start(runtime: R) -> Result<Self, R::Error> {
-        let queue = StatusQueue::new(runtime.name());
+        let queue = StatusQueue::new(runtime.kind());
         let (late, listed_at) = (HashMap::new(), Instant::now());
         let mut reconciler = Self { runtime, queue, late, listed_at, event_rate: EventRate::default() };
         reconciler.list().await?;

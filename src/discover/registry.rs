@@ -18,7 +18,7 @@ use super::cgroup_tree::{CgroupTree, ContainerCgroup};
 use super::path_owner::is_of_kubelet;
 use super::{
     Cgroup, CgroupOwners, ConnectionState, Container, ContainerId, ContainerRecord, Identity, Inventory,
-    RuntimeState, Version, cri, run,
+    RuntimeKind, RuntimeState, Version,
 };
 use crate::clock::{Timestamp, is_same_start};
 use crate::config::Filter;
@@ -136,7 +136,7 @@ impl Registry {
     /// process, because a container that has run for longer may have started others since.
     fn record_unnamed_start(&self) {
         let is_away = |source: &&Arc<RuntimeState>| {
-            source.runtime == cri::RUNTIME && source.lock().connection == ConnectionState::Down
+            source.runtime == RuntimeKind::Cri && source.lock().connection == ConnectionState::Down
         };
         let Some(source) = self.sources.iter().find(is_away).filter(|_| in_pod()) else { return };
         let Some((tree, host_paths)) = self.tree.as_ref().zip(self.processes.as_ref()) else { return };
@@ -165,7 +165,7 @@ impl Registry {
         now: Timestamp,
         records: &HashMap<ContainerId, (usize, ContainerRecord)>,
         sandboxes: &HashSet<ContainerId>,
-        connections: &[(&'static str, ConnectionState, Option<bool>)],
+        connections: &[(RuntimeKind, ConnectionState, Option<bool>)],
     ) -> Inventory {
         let candidates = self.tree.as_ref().map_or(&[][..], CgroupTree::candidates);
         let choice = CgroupChoice {
@@ -248,10 +248,10 @@ impl Registry {
 fn may_get_name(
     candidate: &ContainerCgroup,
     age: Duration,
-    connections: &[(&'static str, ConnectionState, Option<bool>)],
+    connections: &[(RuntimeKind, ConnectionState, Option<bool>)],
 ) -> bool {
-    let is_run = |runtime: &str| runtime == run::RUNTIME;
-    let mut namers = connections.iter().filter(|(runtime, ..)| is_run(runtime) == is_run(candidate.runtime));
+    let mut namers =
+        connections.iter().filter(|(runtime, ..)| runtime.is_run() == candidate.runtime.is_run());
     namers.any(|(_, connection, _)| match connection {
         ConnectionState::Starting | ConnectionState::Idle | ConnectionState::Up => age < NAME_GRACE,
         ConnectionState::NoSocket | ConnectionState::Down => false,
@@ -331,7 +331,7 @@ fn with_unique_names(mut found: Vec<(usize, Container)>) -> Vec<Container> {
             let nanos = container.started.map_or(0, |started| (started * 1e9) as i64);
             match (&container.spec.pod, container.runtime) {
                 (Some(_), _) => -nanos,
-                (None, run::RUNTIME) => nanos, // a later one does not take the name
+                (None, RuntimeKind::Run) => nanos, // a later one does not take the name
                 (None, _) => 0,
             }
         };
@@ -397,7 +397,7 @@ mod tests {
     use super::*;
     use crate::discover::{ContainerSpec, Hierarchy, Pod, Version};
 
-    fn record(id: char, runtime: &'static str, name: &str) -> ContainerRecord {
+    fn record(id: char, runtime: RuntimeKind, name: &str) -> ContainerRecord {
         let (id, labels) = (id.to_string().repeat(64), HashMap::new());
         let spec = ContainerSpec::labelled([name, "image"], &labels, &Filter::default());
         ContainerRecord { started: Some(1.0), ..ContainerRecord::new(&id, runtime, spec) }
@@ -422,16 +422,16 @@ mod tests {
 
     #[test]
     fn container_re_created_by_compose_keeps_its_name() {
-        let old = || (0, container_of_record(&record('a', "docker", "web-1"), None));
-        let new = || (0, container_of_record(&record('b', "docker", "aaaaaaaaaaaa_web-1"), None));
+        let old = || (0, container_of_record(&record('a', RuntimeKind::Docker, "web-1"), None));
+        let new = || (0, container_of_record(&record('b', RuntimeKind::Docker, "aaaaaaaaaaaa_web-1"), None));
         assert_eq!(names(vec![new()]), ["web-1=b"]);
         assert_eq!(names(vec![new(), old()]), ["web-1=a", "web-1@docker=b"]);
     }
 
     #[test]
     fn same_name_in_two_runtimes_is_independent_of_order() {
-        let docker = || (0, container_of_record(&record('b', "docker", "train"), None));
-        let podman = || (1, container_of_record(&record('a', "podman", "train"), None));
+        let docker = || (0, container_of_record(&record('b', RuntimeKind::Docker, "train"), None));
+        let podman = || (1, container_of_record(&record('a', RuntimeKind::Podman, "train"), None));
         for found in [vec![docker(), podman()], vec![podman(), docker()]] {
             assert_eq!(names(found), ["train=b", "train@podman=a"]);
         }
@@ -440,15 +440,15 @@ mod tests {
     #[test]
     fn newest_container_of_a_re_created_pod_gets_the_name() {
         let main = |id, started, uid| {
-            let record = ContainerRecord { started: Some(started), ..record(id, "cri", "main") };
+            let record = ContainerRecord { started: Some(started), ..record(id, RuntimeKind::Cri, "main") };
             (0, container_of_record(&in_pod(uid, record), None))
         };
         let (old, new) = (|| main('a', 1.0, "u1"), || main('b', 2.0, "u2"));
-        let docker = || (1, container_of_record(&record('c', "docker", "main"), None));
+        let docker = || (1, container_of_record(&record('c', RuntimeKind::Docker, "main"), None));
         for found in [vec![old(), new(), docker()], vec![docker(), new(), old()]] {
             assert_eq!(names(found), ["main=c", "main=b", "main@cri=a"]);
         }
-        let compose = in_pod("u", record('d', "cri", "0123456789ab_web"));
+        let compose = in_pod("u", record('d', RuntimeKind::Cri, "0123456789ab_web"));
         assert_eq!(
             names(vec![(0, container_of_record(&compose, None))]),
             ["0123456789ab_web=d"],
@@ -463,17 +463,20 @@ mod tests {
         for id in [&pause, &main] {
             std::fs::create_dir_all(folder.path().join("kubepods/podu").join(id)).unwrap();
         }
-        let (cri, docker) =
-            (RuntimeState::new("cri", Arc::default()), RuntimeState::new("docker", Arc::default()));
+        let (cri, docker) = (
+            RuntimeState::new(RuntimeKind::Cri, Arc::default()),
+            RuntimeState::new(RuntimeKind::Docker, Arc::default()),
+        );
         cri.set_connection(ConnectionState::Up);
         docker.set_connection(ConnectionState::Up);
-        cri.add_running(in_pod("u", record('b', "cri", "main")));
+        cri.add_running(in_pod("u", record('b', RuntimeKind::Cri, "main")));
         cri.lock().sandboxes.insert(ContainerId::new(&pause));
-        docker.add_running(record('b', "docker", "k8s_main_train-0_ml_u_0"));
-        docker.add_running(record('a', "docker", "k8s_POD_train-0_ml_u_0"));
+        docker.add_running(record('b', RuntimeKind::Docker, "k8s_main_train-0_ml_u_0"));
+        docker.add_running(record('a', RuntimeKind::Docker, "k8s_POD_train-0_ml_u_0"));
         let mut registry = Registry::new(Filter::default(), vec![cri, docker], Some(tree_at(folder.path())));
         let inventory = registry.refresh(Timestamp::now()).0.inventory;
-        let all: Vec<_> = inventory.containers.iter().map(|c| (c.runtime, &*c.identity.name)).collect();
+        let all: Vec<_> =
+            inventory.containers.iter().map(|c| (c.runtime.as_str(), &*c.identity.name)).collect();
         assert_eq!(all, [("cri", "main")]);
     }
 
@@ -482,12 +485,12 @@ mod tests {
     fn container_whose_runtime_lost_it_runs_only_with_a_cgroup() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(folder.path().join("kubepods/podu").join("a".repeat(64))).unwrap();
-        let cri = RuntimeState::new("cri", Arc::default());
+        let cri = RuntimeState::new(RuntimeKind::Cri, Arc::default());
         cri.set_connection(ConnectionState::Up);
         for id in ['a', 'b', 'c'] {
-            cri.add_running(record(id, "cri", &id.to_string()));
+            cri.add_running(record(id, RuntimeKind::Cri, &id.to_string()));
         }
-        cri.set_uncertain(['a', 'b'].map(|id| record(id, "cri", "").id).into());
+        cri.set_uncertain(['a', 'b'].map(|id| record(id, RuntimeKind::Cri, "").id).into());
         let mut registry = Registry::new(Filter::default(), vec![cri], Some(tree_at(folder.path())));
         let inventory = registry.refresh(Timestamp::now()).0.inventory;
         let names: Vec<_> = inventory.containers.iter().map(|c| &*c.identity.name).collect();
@@ -508,10 +511,12 @@ mod tests {
         let (a, b) = ("a".repeat(64), "b".repeat(64));
         std::fs::create_dir_all(folder.path().join(format!("docker/{a}/docker/{b}/below"))).unwrap();
         std::fs::create_dir_all(folder.path().join("docker").join(&b)).unwrap();
-        let source = RuntimeState::new("docker", Arc::default());
+        let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
         let mut state = source.lock();
         state.connection = ConnectionState::Up;
-        for record in [record('a', "docker", "evil"), record('b', "docker", "neighbour")] {
+        for record in
+            [record('a', RuntimeKind::Docker, "evil"), record('b', RuntimeKind::Docker, "neighbour")]
+        {
             state.running.insert(record.id.clone(), record);
         }
         drop(state);
@@ -525,12 +530,12 @@ mod tests {
 
     #[test]
     fn container_between_two_cycles_has_ended() {
-        let source = RuntimeState::new("docker", Arc::default());
+        let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
         source.lock().connection = ConnectionState::Up;
         let mut registry = Registry::new(Filter::default(), vec![Arc::clone(&source)], None);
         let now = Timestamp::now();
         assert!(registry.refresh(now).0.ended.is_empty());
-        source.lock().ended.push(record('a', "docker", "blink"));
+        source.lock().ended.push(record('a', RuntimeKind::Docker, "blink"));
         source.lock().generation += 1;
         let ended = registry.refresh(now).0.ended;
         assert_eq!(ended.len(), 1);
@@ -540,9 +545,9 @@ mod tests {
 
     #[test]
     fn restart_ends_the_run_and_keeps_the_name() {
-        let source = RuntimeState::new("docker", Arc::default());
+        let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
         source.lock().connection = ConnectionState::Up;
-        let first = record('a', "docker", "train");
+        let first = record('a', RuntimeKind::Docker, "train");
         let second = ContainerRecord { started: Some(2.0), ..first.clone() };
         let mut registry = Registry::new(Filter::default(), vec![Arc::clone(&source)], None);
         let now = Timestamp::now();

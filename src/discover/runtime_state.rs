@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use super::cri::pod_resources::Allocations;
-use super::{ContainerId, ContainerRecord, RuntimeEvent};
+use super::{ContainerId, ContainerRecord, RuntimeEvent, RuntimeKind};
 use crate::clock::{Timestamp, is_same_start};
 use crate::host::Waker;
 use crate::host::process::ProcessId;
@@ -37,8 +37,8 @@ pub enum ConnectionState {
 /// State of one runtime, shared between its task and the cycle.
 #[derive(Debug)]
 pub struct RuntimeState {
-    /// One of [`RUNTIMES`](super::RUNTIMES).
-    pub runtime: &'static str,
+    /// The runtime.
+    pub runtime: RuntimeKind,
     /// Woken when there are new events.
     pub waker: Arc<Waker>,
     /// Notified once the socket that is mounted here leads to no runtime any more: only a new start of memledger's container mounts
@@ -86,7 +86,7 @@ pub struct RuntimeData {
 
 impl RuntimeState {
     /// Creates the state of a runtime before its first connection.
-    pub fn new(runtime: &'static str, waker: Arc<Waker>) -> Arc<Self> {
+    pub fn new(runtime: RuntimeKind, waker: Arc<Waker>) -> Arc<Self> {
         let state = RuntimeData {
             connection: ConnectionState::Starting,
             sockets: BTreeMap::new(),
@@ -173,7 +173,7 @@ impl RuntimeState {
         drop(state);
         if is_first {
             tracing::warn!(
-                runtime = self.runtime,
+                runtime = %self.runtime,
                 about = what,
                 "response of the container runtime rejected: too large (logged once)"
             );
@@ -229,7 +229,7 @@ impl RuntimeState {
         drop(state);
         if first_loss {
             tracing::warn!(
-                runtime = self.runtime,
+                runtime = %self.runtime,
                 limit = MAX_EVENTS,
                 "too many runtime events: the ledger falls behind, the oldest are dropped (logged once)"
             );
@@ -292,9 +292,9 @@ mod tests {
 
     #[test]
     fn full_queue_drops_and_counts_oldest_events() {
-        let source = RuntimeState::new("docker", Arc::default());
+        let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
         let event = |number: usize| RuntimeEvent {
-            runtime: "docker",
+            runtime: RuntimeKind::Docker,
             socket: Arc::default(),
             id: ContainerId::new("a"),
             at: number as f64,

@@ -15,6 +15,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Semaphore;
 
+use super::RuntimeKind;
 use crate::clock::Timestamp;
 use crate::host::Backoff;
 
@@ -49,7 +50,7 @@ struct QueryRetry {
 
 /// The status queries of one connection.
 pub struct StatusQueue<S, E> {
-    runtime: &'static str,
+    runtime: RuntimeKind,
     queries: FuturesUnordered<StatusQuery<S, E>>,
     /// The pending queries, and whether the current list waits for them.
     pending: HashMap<String, bool>,
@@ -63,7 +64,7 @@ where
     E: Display + Send + 'static,
 {
     /// Creates an empty queue.
-    pub fn new(runtime: &'static str) -> Self {
+    pub fn new(runtime: RuntimeKind) -> Self {
         Self {
             runtime,
             queries: FuturesUnordered::new(),
@@ -117,7 +118,7 @@ where
         match &response {
             Ok(_) => drop(self.retries.remove(&id)),
             Err(error) => {
-                tracing::debug!(runtime = self.runtime, id, %error, "container status query failed, retrying");
+                tracing::debug!(runtime = %self.runtime, id, %error, "container status query failed, retrying");
                 let before = self.retries.get(&id).filter(|retry| retry.verbose == verbose);
                 let mut backoff =
                     before.map_or(Backoff::new(RETRY_DELAY.0, RETRY_DELAY.1), |retry| retry.backoff);
@@ -152,7 +153,7 @@ mod tests {
     type Queue = StatusQueue<(), &'static str>;
 
     fn queue() -> Queue {
-        StatusQueue::new("cri")
+        StatusQueue::new(RuntimeKind::Cri)
     }
 
     fn answered(taken: HashMap<String, StatusResult<(), &'static str>>) -> Vec<(String, bool)> {

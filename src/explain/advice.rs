@@ -10,6 +10,7 @@ use super::place::CgroupPlace;
 use super::text::{name, role_one, roles, signal_of, time};
 use super::verdict::{SIGKILL, full_shm};
 use super::{Cause, RunSummary, cuda_oom, program, report};
+use crate::discover::RuntimeKind;
 use crate::events::{
     ContainerRef, Identity, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, PssMissing, Role,
     RoleUsage, UsageSample,
@@ -743,7 +744,7 @@ fn logs(run: &RunSummary<'_>) -> String {
             "kubectl logs -n {namespace} {pod} -c {container} (with --previous if it has started again)"
         );
     }
-    let tool = if &*subject.runtime == "podman" { "podman" } else { "docker" };
+    let tool = if subject.runtime == RuntimeKind::Podman { "podman" } else { "docker" };
     let short = subject.container_id.get(..12).unwrap_or(&subject.container_id);
     let which = if plain(short) { short } else { container };
     if plain(which) && !which.starts_with('-') {

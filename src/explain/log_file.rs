@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::discover::{CgroupMaker, PathClaim, PathOwner, owner_of_paths};
+use crate::discover::{CgroupMaker, PathClaim, PathOwner, RuntimeKind, owner_of_paths};
 use crate::events::{ContainerRef, Identity, Kill, KillOwner, OomScope};
 use crate::ledger::reconcile::complete_report as complete;
 use crate::ledger::sources::kernel_log::LogEntry;
@@ -197,9 +197,8 @@ fn owner(paths: &[&str]) -> KillOwner {
                 container_id: id.as_str().into(),
                 runtime: runtime
                     .map(|found| found.runtime)
-                    .filter(|name| *name != "unknown")
-                    .unwrap_or("")
-                    .into(),
+                    .filter(|runtime| *runtime != RuntimeKind::Unknown)
+                    .unwrap_or_default(),
                 ..ContainerRef::default()
             })
         }

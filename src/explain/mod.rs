@@ -625,7 +625,7 @@ pub fn not_started(subject: ContainerRef, now: f64) -> Verdict {
 
 /// Returns the verdict on a container without events whose runtime says that it runs, and whose first process does not exist.
 pub fn without_process(container: &ExistingContainer, subject: ContainerRef, now: f64) -> Verdict {
-    let (name, runtime) = (text::name(&subject.identity.name), Arc::clone(&subject.runtime));
+    let (name, runtime) = (text::name(&subject.identity.name), subject.runtime);
     let pid = container.first_process.map_or_else(String::new, |pid| format!(" (pid {pid})"));
     Verdict {
         cause: Cause::Unknown,
@@ -644,7 +644,7 @@ pub fn without_process(container: &ExistingContainer, subject: ContainerRef, now
 /// Returns the verdict on a container without events of which a ledger knows a run in progress, and whose runtime cannot be queried.
 /// `usage`: what its cgroup shows.
 pub fn runtime_unreachable(subject: ContainerRef, usage: Option<&CurrentUsage>, now: f64) -> Verdict {
-    let (name, runtime) = (text::name(&subject.identity.name), Arc::clone(&subject.runtime));
+    let (name, runtime) = (text::name(&subject.identity.name), subject.runtime);
     let has_processes = usage.and_then(|usage| usage.has_processes);
     let known = match has_processes {
         Some(true) => {

@@ -7,6 +7,7 @@ use super::{
     Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, headline, last_sample, report,
     run_words,
 };
+use crate::discover::RuntimeKind;
 use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, Method, OomScope, Role, Victim};
 use crate::ledger::run::SIGKILL_STATUS;
 use crate::lifecycle::timing::{GROUP_WINDOW, RECORD_DELAY};
@@ -713,13 +714,15 @@ fn by_signal(exit: &Exit, run: &RunSummary<'_>, at: &str) -> (Cause, Confidence,
 
 /// Says that no stop request explains an exit, or why that is not known.
 fn no_request(exit: &Exit) -> &'static str {
-    match (&*exit.subject.runtime, exit.stop_signals.is_empty()) {
+    match (exit.subject.runtime, exit.stop_signals.is_empty()) {
         (_, false) => "no stop request shortly before explains it",
         _ if exit.requests_known => "there was no stop request to the runtime",
-        ("cri", _) => {
+        (RuntimeKind::Cri, _) => {
             "whether it was told to stop is not known: pods report no stop requests, as of a deletion"
         }
-        ("podman", _) => "whether it was told to stop is not known: Podman reports no stop requests",
+        (RuntimeKind::Podman, _) => {
+            "whether it was told to stop is not known: Podman reports no stop requests"
+        }
         _ => "whether it was told to stop is not known",
     }
 }

@@ -116,7 +116,7 @@ fn heading(text: &mut String, verdict: &Verdict) {
         }
         who.push_str(&sanitize_for_terminal(&subject.identity.name));
         let id = subject.container_id.get(..12).unwrap_or(&subject.container_id);
-        let details: Vec<String> = [&*subject.runtime, id, &*subject.image]
+        let details: Vec<String> = [subject.runtime.as_str(), id, &*subject.image]
             .into_iter()
             .filter(|it| !it.is_empty() && *it != &*subject.identity.name)
             .map(sanitize_for_terminal)

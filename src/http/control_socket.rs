@@ -28,7 +28,6 @@ use super::server::{
 use super::timeouts::{ConnectionClock, TimedStream};
 use crate::clock::Timestamp;
 use crate::config::LocalSettings;
-use crate::discover::run;
 use crate::host::groups::group_id;
 use crate::host::{Dir, unix_peer};
 use crate::parse::container_id;
@@ -227,7 +226,7 @@ fn is_foreign_container(own: &[u8], peer: &[u8]) -> bool {
         let paths = lines(cgroups).filter_map(|line| line.splitn(3, |byte| *byte == b':').nth(2));
         let paths = paths.map(|path| String::from_utf8_lossy(path).into_owned());
         let ids = paths.map(|path| {
-            let containers = container_id::in_path(&path).filter(|found| found.runtime != run::RUNTIME);
+            let containers = container_id::in_path(&path).filter(|found| !found.runtime.is_run());
             containers.map(|found| found.id.to_owned()).collect()
         });
         ids.max_by_key(Vec::len).unwrap_or_default()

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::interval::Interval;
 use super::run::Run;
 use crate::clock::{ClockStep, Timestamp, is_same_report};
-use crate::discover::{ContainerId, PathClaim, RuntimeEvent};
+use crate::discover::{ContainerId, PathClaim, RuntimeEvent, RuntimeKind};
 use crate::events::{ContainerRef, Identity, PriorUsage};
 use crate::lifecycle::timing::{CLOCK_TOLERANCE, MAX_START_EVENT_DELAY, START_TOLERANCE, STOP_REPORT_DELAY};
 use crate::lifecycle::{ReportedEnd, RunId, RunNumber, RunStart, StartOf, StartReport};
@@ -40,8 +40,8 @@ pub struct ContainerState {
     pub named: bool,
     /// Image; empty if no runtime reported it.
     pub image: Arc<str>,
-    /// Runtime; empty if unknown.
-    pub runtime: Arc<str>,
+    /// Its runtime.
+    pub runtime: RuntimeKind,
     /// The user whose engine or run it is, once a runtime that knows it has reported it.
     #[serde(default)]
     pub user: Option<u32>,
@@ -213,7 +213,7 @@ impl ContainerState {
             identity: self.identity.clone(),
             container_id: Arc::clone(id.shared()),
             image: Arc::clone(&self.image),
-            runtime: Arc::clone(&self.runtime),
+            runtime: self.runtime,
             run_number: run.map(|run| run.number),
             started: run.and_then(|run| run.start.first),
             former_names: self.former.iter().map(|former| Arc::clone(&former.identity.name)).collect(),
@@ -491,7 +491,7 @@ impl ContainerState {
         if run.begin().is_some_and(|started| runtime_event.at + START_TOLERANCE < started) {
             return vec![];
         }
-        if matches!(runtime_event.runtime, "docker" | "podman")
+        if matches!(runtime_event.runtime, RuntimeKind::Docker | RuntimeKind::Podman)
             && let Some(likely) = run.late_end(runtime_event.at)
         {
             (report.at, report.reported_at) = (likely, Some(runtime_event.at));

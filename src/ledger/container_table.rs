@@ -17,7 +17,7 @@ use super::interval::Interval;
 use super::run::Run;
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
-use crate::discover::{Container, ContainerId, EventKind, Identity, PathClaim, RuntimeEvent, run};
+use crate::discover::{Container, ContainerId, EventKind, Identity, PathClaim, RuntimeEvent, RuntimeKind};
 use crate::events::{MemoryHolder, OUTSIDE_CONTAINERS, PriorUsage};
 use crate::lifecycle::timing::{
     EXIT_EVENT_TIMEOUT, LISTING_DELAY, NAME_TIMEOUT, NO_RUNTIME_TIMEOUT, RECONNECT_TIMEOUT,
@@ -33,7 +33,7 @@ const MAX_HOST_MEMORY: usize = 64;
 /// Maximum number of holders of the host's memory in an event.
 const MAX_HOLDERS: usize = 5;
 /// The engine that reports requests to stop. Pods have none in CRI, and Podman has none at its API.
-const REPORTS_REQUESTS: &str = "docker";
+const REPORTS_REQUESTS: RuntimeKind = RuntimeKind::Docker;
 /// For how many seconds the sandbox of a pod is known whose removal nothing reported.
 const SANDBOX_KEPT: f64 = 30.0 * 86_400.0;
 /// Maximum number of ended containers that are kept.
@@ -47,9 +47,9 @@ pub struct ContainerTable {
     /// Runtime events of exits are ignored, so do not wait for them.
     without_runtimes: bool,
     /// Each runtime, and whether it is connected.
-    connections: Vec<(&'static str, bool)>,
+    connections: Vec<(RuntimeKind, bool)>,
     /// Unix time since which each runtime has been connected.
-    connected_since: HashMap<&'static str, f64>,
+    connected_since: HashMap<RuntimeKind, f64>,
     /// Total and available memory of the host in the newest cycles, with their Unix times, oldest first.
     host_memory: VecDeque<(f64, (u64, u64))>,
     /// When the last cycle began.
@@ -69,12 +69,12 @@ pub struct ContainerTable {
 
 /// Returns whether two names of a container differ only in what makes names unique: `@` and the runtime, or its id in place of the name.
 fn is_same_but_for_runtime(one: &Identity, other: &Identity, container: &Container) -> bool {
-    let plain = |identity: &Identity| match identity.name.strip_suffix(container.runtime) {
+    let plain = |identity: &Identity| match identity.name.strip_suffix(container.runtime.as_str()) {
         Some(name) => name.strip_suffix('@').unwrap_or(&identity.name).to_owned(),
         None => identity.name.to_string(),
     };
     let is_id = |identity: &Identity| *identity.name == *container.id.as_str();
-    !container.runtime.is_empty() && (plain(one) == plain(other) || is_id(one) || is_id(other))
+    !container.runtime.is_missing() && (plain(one) == plain(other) || is_id(one) || is_id(other))
 }
 
 /// A container that got another name.
@@ -90,7 +90,7 @@ pub struct Renaming {
 
 /// Returns whether a container has ended although it is listed: no runtime knows it, and its cgroup has no process.
 fn is_left(container: &Container, usage: &ContainerUsage) -> bool {
-    container.runtime.is_empty() && usage.has_all_processes && usage.processes.is_empty()
+    container.runtime.is_missing() && usage.has_all_processes && usage.processes.is_empty()
 }
 
 impl ContainerTable {
@@ -207,8 +207,8 @@ impl ContainerTable {
         });
         let is_known = self.states.contains_key(id);
         let state = self.modify(id);
-        if state.runtime.is_empty() {
-            state.runtime = runtime_event.runtime.into();
+        if state.runtime.is_missing() {
+            state.runtime = runtime_event.runtime;
             state.first_event_at = runtime_event.at;
         }
         // older versions of Podman report an end without labels
@@ -245,11 +245,10 @@ impl ContainerTable {
     /// Returns the identity of a run that no cycle may see: a name that a container has, or had, stays the container's.
     fn identity_of_run(&self, runtime_event: &RuntimeEvent, identity: Identity) -> Identity {
         let is_new = self.states.get(&runtime_event.id).is_none_or(|state| !state.named);
-        let is_of_container = |state: &ContainerState| {
-            state.named && &*state.runtime != run::RUNTIME && state.identity == identity
-        };
-        match runtime_event.runtime == run::RUNTIME && is_new && self.states.values().any(is_of_container) {
-            true => Identity::named(&format!("{}@{}", identity.name, run::RUNTIME)),
+        let is_of_container =
+            |state: &ContainerState| state.named && !state.runtime.is_run() && state.identity == identity;
+        match runtime_event.runtime.is_run() && is_new && self.states.values().any(is_of_container) {
+            true => Identity::named(&format!("{}@{}", identity.name, RuntimeKind::Run)),
             false => identity,
         }
     }
@@ -320,10 +319,10 @@ impl ContainerTable {
     }
 
     /// Sets the Unix time since which a runtime has been connected; `None` if it is not.
-    pub fn set_connected_since(&mut self, runtime: &'static str, since: Option<f64>) {
+    pub fn set_connected_since(&mut self, runtime: RuntimeKind, since: Option<f64>) {
         match since {
             Some(since) => self.connected_since.insert(runtime, since),
-            None => self.connected_since.remove(runtime),
+            None => self.connected_since.remove(&runtime),
         };
     }
 
@@ -381,7 +380,7 @@ impl ContainerTable {
             }
             state.named = named;
             state.image = Arc::clone(&container.spec.image);
-            state.runtime = container.runtime.into();
+            state.runtime = container.runtime;
         }
         if new {
             state.hidden = false;
@@ -410,7 +409,7 @@ impl ContainerTable {
     fn reopen_listed(&mut self, now: Timestamp, container: &Container) -> Option<RunTransition> {
         let run = self.entry(&container.id).run.as_mut()?;
         // the inventory may be slightly older than the exit; without a runtime the cgroup had no process, and has new ones
-        let is_same = !container.runtime.is_empty() && run.phase.reopen(now.unix_seconds());
+        let is_same = !container.runtime.is_missing() && run.phase.reopen(now.unix_seconds());
         is_same
             .then(|| RunTransition::Reopened(RunId { container: container.id.clone(), number: run.number }))
     }
@@ -423,7 +422,7 @@ impl ContainerTable {
         let is_later = |(one, other): (f64, f64)| other >= one + START_TOLERANCE;
         run.start.first.zip(container.started).is_some_and(is_later)
             || run.phase.is_before_restart()
-            || run.ended().is_some() && container.runtime.is_empty()
+            || run.ended().is_some() && container.runtime.is_missing()
     }
 
     /// Records what a container used in the cycle at `at`, if that was after the begin of its run.
@@ -487,7 +486,7 @@ impl ContainerTable {
             if !may_be_listed_yet(run) {
                 run.record_processes(report.at, false);
             }
-            let timeout = match self.connections.iter().find(|(runtime, _)| **runtime == *state.runtime) {
+            let timeout = match self.connections.iter().find(|(runtime, _)| *runtime == state.runtime) {
                 Some((_, true)) => EXIT_EVENT_TIMEOUT,
                 Some((_, false)) => RECONNECT_TIMEOUT,
                 // its runtime is not known yet
@@ -575,11 +574,11 @@ impl ContainerTable {
 
     /// Returns whether every request to stop is known that this runtime got until a container of it ended: it reports them, and has been
     /// connected since before.
-    pub fn reports_requests(&self, runtime: &str, ended: f64) -> bool {
+    pub fn reports_requests(&self, runtime: RuntimeKind, ended: f64) -> bool {
         // the record of a run has all that `memledger run` received
-        runtime == run::RUNTIME
+        runtime.is_run()
             || runtime == REPORTS_REQUESTS
-                && self.connected_since.get(runtime).is_some_and(|since| *since <= ended)
+                && self.connected_since.get(&runtime).is_some_and(|since| *since <= ended)
     }
 
     /// Returns the container that alone had a process with this pid at that time: the first process of a run, by the
@@ -594,7 +593,7 @@ impl ContainerTable {
     /// Returns the run of `memledger run` whose command had this pid at that time.
     pub fn find_run_by_pid(&self, pid: u32, happened: &Interval) -> Option<ContainerId> {
         let is_its = |state: &ContainerState| {
-            &*state.runtime == run::RUNTIME && state.all_runs().any(|run| run.had_first_pid(pid, happened))
+            state.runtime.is_run() && state.all_runs().any(|run| run.had_first_pid(pid, happened))
         };
         self.states.iter().find(|(_, state)| is_its(state)).map(|(id, _)| id.clone())
     }
@@ -637,7 +636,7 @@ mod tests {
     #[test]
     fn run_does_not_take_the_name_of_a_container() {
         let mut table = ContainerTable::default();
-        let mut start = |id: char, runtime: &'static str| {
+        let mut start = |id: char, runtime: RuntimeKind| {
             let id = ContainerId::new(&id.to_string().repeat(64));
             let details =
                 ContainerSpec { name: "train".into(), labels_match: true, ..ContainerSpec::default() };
@@ -645,8 +644,8 @@ mod tests {
             table.apply_event(&RuntimeEvent { runtime, socket, id: id.clone(), at: 1.0, named, what });
             table.get(&id).unwrap().identity.name.to_string()
         };
-        assert_eq!(start('a', run::RUNTIME), "train");
-        assert_eq!(start('b', "docker"), "train");
-        assert_eq!(start('c', run::RUNTIME), "train@run");
+        assert_eq!(start('a', RuntimeKind::Run), "train");
+        assert_eq!(start('b', RuntimeKind::Docker), "train");
+        assert_eq!(start('c', RuntimeKind::Run), "train@run");
     }
 }

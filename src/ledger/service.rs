@@ -24,7 +24,9 @@ use super::writer::{LedgerWriter, event_reader};
 use crate::clock::Timestamp;
 use crate::config::{Config, KernelLogChoice};
 use crate::container_logs::ContainerLogs;
-use crate::discover::{ConnectionState, ContainerId, EventKind, Hierarchy, RuntimeEvent, RuntimeState};
+use crate::discover::{
+    ConnectionState, ContainerId, EventKind, Hierarchy, RuntimeEvent, RuntimeKind, RuntimeState,
+};
 use crate::host::Health;
 use crate::host::panics::run_essential;
 use crate::ledger::sources::cgroup_oom_events::CgroupCounters;
@@ -185,13 +187,13 @@ impl LedgerService {
     }
 
     /// Returns the containers of a runtime that were running when the ledger was last written.
-    pub fn running(&self, runtime: &str) -> HashSet<ContainerId> {
+    pub fn running(&self, runtime: RuntimeKind) -> HashSet<ContainerId> {
         let ledger = self.ledger.as_ref();
         ledger.map_or(HashSet::new(), |ledger| ledger.reconciler.running(runtime).cloned().collect())
     }
 
     /// Returns the Unix time from which on events of a socket of a runtime may be missing in the ledger.
-    pub fn since(&self, runtime: &str, socket: &str) -> Option<f64> {
+    pub fn since(&self, runtime: RuntimeKind, socket: &str) -> Option<f64> {
         self.ledger.as_ref()?.reconciler.runtime_cursor(runtime, socket)
     }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attribute::{ContainerProcess, Role};
 use crate::catalog::FamilyId;
+use crate::discover::RuntimeKind;
 use crate::gpu;
 use crate::series::{Label, NONE, Row};
 use crate::snapshot::Snapshot;
@@ -139,7 +140,7 @@ pub struct ContainerUse {
     /// Full id.
     pub id: String,
     /// Such as `docker`.
-    pub runtime: String,
+    pub runtime: RuntimeKind,
     /// Whether it runs.
     pub state: ListedState,
     /// Unix time of its start.
@@ -243,7 +244,8 @@ impl Overview {
         let runtimes_unreachable = rows.runtimes_unreachable();
         let mut containers = containers(&rows, &figures);
         for container in &mut containers {
-            if container.state == ListedState::Running && runtimes_unreachable.contains(&container.runtime) {
+            let is_unreachable = runtimes_unreachable.iter().any(|it| it == container.runtime.as_str());
+            if container.state == ListedState::Running && is_unreachable {
                 container.state = ListedState::RuntimeUnreachable;
             }
         }
@@ -436,7 +438,7 @@ fn containers(rows: &Rows<'_>, figures: &Figures) -> Vec<ContainerUse> {
             ContainerUse {
                 name: container.identity.path(),
                 id: container.id.to_string(),
-                runtime: container.runtime.to_owned(),
+                runtime: container.runtime,
                 state: match figures.has_no_process[number] {
                     true => ListedState::NoProcess,
                     false => ListedState::Running,
@@ -622,7 +624,7 @@ mod tests {
             let mut snapshot = Snapshot::of_series(now, series);
             let container = |name: &str| {
                 let container = Container::clone(&Container::in_cgroup(name, name));
-                Arc::new(Container { runtime: "docker", ..container })
+                Arc::new(Container { runtime: RuntimeKind::Docker, ..container })
             };
             snapshot.containers = ["a", "b"].map(container).into();
             snapshot.running = 2;

@@ -13,13 +13,74 @@
 //! The monitor processes of CRI-O and Podman run in `crio-conmon-<id>.scope` and `libpod-conmon-<id>.scope`, which are not
 //! the container. Not here: which of several nested ids counts; that needs the runtimes (`discover`).
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What runs a container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RuntimeKind {
+    /// The kubelet's container runtime, by its API.
+    Cri,
+    /// Docker.
+    Docker,
+    /// Podman.
+    Podman,
+    /// `memledger run`.
+    Run,
+    /// containerd, by the name of a cgroup alone.
+    Containerd,
+    /// CRI-O, by the name of a cgroup alone.
+    CriO,
+    /// None has been found yet.
+    #[default]
+    #[serde(rename = "")]
+    Missing,
+    /// The name of the cgroup does not show it, or the name is that of another version.
+    #[serde(other)]
+    Unknown,
+}
+
+impl RuntimeKind {
+    /// Returns the label value.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            RuntimeKind::Cri => "cri",
+            RuntimeKind::Docker => "docker",
+            RuntimeKind::Podman => "podman",
+            RuntimeKind::Run => "run",
+            RuntimeKind::Containerd => "containerd",
+            RuntimeKind::CriO => "cri-o",
+            RuntimeKind::Missing => "",
+            RuntimeKind::Unknown => "unknown",
+        }
+    }
+
+    /// Returns whether it is `memledger run`.
+    pub fn is_run(self) -> bool {
+        self == RuntimeKind::Run
+    }
+
+    /// Returns whether none has been found yet.
+    pub fn is_missing(&self) -> bool {
+        *self == RuntimeKind::Missing
+    }
+}
+
+impl fmt::Display for RuntimeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 /// A container id in the name of a cgroup, with the runtime that created it according to the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContainerIdMatch<'a> {
     /// The 64 hexadecimal digits.
     pub id: &'a str,
-    /// `docker`, `containerd`, `cri-o`, `podman`, `run`, or `unknown`.
-    pub runtime: &'static str,
+    /// The runtime, never [`RuntimeKind::Cri`] or [`RuntimeKind::Missing`].
+    pub runtime: RuntimeKind,
 }
 
 /// The last digits of the id of each run of `memledger run`, `-run` in ASCII: it cannot be that of a container of another runtime.
@@ -37,17 +98,17 @@ pub fn in_component<'a>(component: &'a str, parent: &str) -> Option<ContainerIdM
         return None;
     }
     let runtime = match prefix {
-        Some("docker") => "docker",
-        Some("cri-containerd") => "containerd",
-        Some("crio") => "cri-o",
-        Some("libpod") => "podman",
-        Some("memledger") if id.ends_with(RUN_ID_SUFFIX) => "run",
+        Some("docker") => RuntimeKind::Docker,
+        Some("cri-containerd") => RuntimeKind::Containerd,
+        Some("crio") => RuntimeKind::CriO,
+        Some("libpod") => RuntimeKind::Podman,
+        Some("memledger") if id.ends_with(RUN_ID_SUFFIX) => RuntimeKind::Run,
         Some(other) if other.ends_with("conmon") => return None,
-        Some(_) => "unknown",
-        None if parent == "docker" => "docker",
-        None if parent == "libpod_parent" => "podman",
-        None if parent == "memledger" && id.ends_with(RUN_ID_SUFFIX) => "run",
-        None => "unknown",
+        Some(_) => RuntimeKind::Unknown,
+        None if parent == "docker" => RuntimeKind::Docker,
+        None if parent == "libpod_parent" => RuntimeKind::Podman,
+        None if parent == "memledger" && id.ends_with(RUN_ID_SUFFIX) => RuntimeKind::Run,
+        None => RuntimeKind::Unknown,
     };
     Some(ContainerIdMatch { id, runtime })
 }
@@ -84,7 +145,7 @@ mod tests {
     const B: &str = "ffffabf0f2dd3d3a7e4d1c1dbf5a9a7c1d1e2f3a4b5c6d7e8f901234567bc4800";
 
     fn ids(path: &str) -> Vec<(String, &'static str)> {
-        in_path(path).map(|found| (found.id.to_owned(), found.runtime)).collect()
+        in_path(path).map(|found| (found.id.to_owned(), found.runtime.as_str())).collect()
     }
 
     #[test]
@@ -158,5 +219,16 @@ mod tests {
         let inner = &B[..64];
         let path = format!("/docker/{A}/docker/{inner}");
         assert_eq!(ids(&path), [(A.to_owned(), "docker"), (inner.to_owned(), "docker")]);
+    }
+
+    #[test]
+    fn runtimes_have_their_label_in_json_and_unknown_ones_are_read() {
+        use RuntimeKind::*;
+        for kind in [Cri, Docker, Podman, Run, Containerd, CriO, Missing, Unknown] {
+            let name = serde_json::to_value(kind).unwrap();
+            assert_eq!(name, kind.as_str());
+            assert_eq!(serde_json::from_value::<RuntimeKind>(name).unwrap(), kind);
+        }
+        assert_eq!(serde_json::from_value::<RuntimeKind>("lxc".into()).unwrap(), Unknown);
     }
 }

@@ -10,6 +10,7 @@ use super::kernel_log::{Line, OomReport};
 use super::kubernetes::qos;
 use super::process::{Command, Launch, Stat, arguments, cgroup_path, resident_and_shared_pages};
 use super::{container_id, keyed, lines, mount, number};
+use crate::parse::container_id::RuntimeKind;
 use crate::text::printable;
 
 /// Returns a prefix of a text. Its length depends only on the text, so that failures are reproducible.
@@ -81,7 +82,7 @@ pub fn cgroup_paths(text: &[u8]) {
         let joined = format!("kubepods-pod1.slice:cri-containerd:{}", first.id);
         assert_eq!(
             container_id::in_path(&joined).collect::<Vec<_>>(),
-            [container_id::ContainerIdMatch { runtime: "containerd", ..*first }]
+            [container_id::ContainerIdMatch { runtime: RuntimeKind::Containerd, ..*first }]
         );
     }
     let below = format!("x/{text}");

@@ -181,7 +181,7 @@ impl RunPeaks {
         let labels = [
             Label::from(container.id.shared()),
             (&container.spec.image).into(),
-            container.runtime.into(),
+            container.runtime.as_str().into(),
             (&container.spec.compose_project).into(),
             (&container.spec.compose_service).into(),
             cgroup_version.into(),
@@ -276,7 +276,8 @@ impl RunPeaksTable {
         for (number, container) in context.inventory.containers.iter().enumerate() {
             // without a runtime the run ends with its last process
             let processes = cycle_data.processes.of(number);
-            if container.runtime.is_empty() && processes.is_empty() && cycle_data.processes.complete(number) {
+            if container.runtime.is_missing() && processes.is_empty() && cycle_data.processes.complete(number)
+            {
                 self.running.remove(&container.id);
             }
             let peaks = self.running.entry(container.id.clone()).or_insert_with(|| RunPeaks::new(container));
@@ -404,13 +405,14 @@ impl RunPeaksTable {
 mod tests {
     use super::*;
     use crate::collect::process::Processes;
+    use crate::discover::RuntimeKind;
     use crate::discover::{Identity, Inventory};
     use crate::host::HostPaths;
 
     fn container(id: char, name: &str, started: f64) -> Arc<Container> {
         Arc::new(Container {
             id: ContainerId::new(&id.to_string().repeat(64)),
-            runtime: "docker",
+            runtime: RuntimeKind::Docker,
             started: Some(started),
             ..Container::known_by_name(Identity::named(name))
         })

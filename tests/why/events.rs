@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use memledger::discover::RuntimeKind;
 use memledger::events::{
     ContainerRef, CudaOom, Evidence, Exit, ExitReason, GpuHolder, Identity, Kill, KillOwner, LedgerEvent,
     MemoryHolder, Method, OomReport, OomScope, PriorUsage, ReportProcess, Role, RoleUsage, UsageSample,
@@ -20,7 +21,7 @@ pub fn subject() -> ContainerRef {
         identity: Identity { name: "piper1-gpl-train-1".into(), ..Identity::default() },
         container_id: ID.into(),
         image: "piper:1.2".into(),
-        runtime: "docker".into(),
+        runtime: RuntimeKind::Docker,
         started: Some(AT - 11_520.0),
         ..ContainerRef::default()
     }

@@ -1,5 +1,6 @@
 //! The part of the table with exits that no kill explains: signals, errors, and errors of GPU memory.
 
+use memledger::discover::RuntimeKind;
 use memledger::events::FIRST_UNRECORDED_ID;
 use memledger::events::{ContainerRef, CudaOom, Exit, ExitReason, LedgerEvent, OwnGpuProcess, Victim};
 use memledger::explain::{Cause, Confidence};
@@ -61,8 +62,8 @@ pub fn on_request_and_by_signals() -> Vec<Case> {
 }
 
 /// Returns an exit in a runtime that reports no requests to stop.
-fn without_requests(runtime: &str, exit: Exit) -> Exit {
-    let subject = ContainerRef { runtime: runtime.into(), ..exit.subject };
+fn without_requests(runtime: RuntimeKind, exit: Exit) -> Exit {
+    let subject = ContainerRef { runtime, ..exit.subject };
     Exit { requests_known: false, subject, ..exit }
 }
 
@@ -277,21 +278,21 @@ pub fn normal_or_unknown() -> Vec<Case> {
         ),
         case(
             "SIGKILL in a pod",
-            without_requests("cri", exit(ExitReason::Killed, 137, 0.0)),
+            without_requests(RuntimeKind::Cri, exit(ExitReason::Killed, 137, 0.0)),
             Cause::KilledOutside,
             Confidence::Likely,
             &["NOT an OOM kill", "pods report no stop requests, as of a deletion"],
         ),
         case(
             "SIGTERM in a pod",
-            without_requests("cri", exit(ExitReason::Signal, 143, 0.0)),
+            without_requests(RuntimeKind::Cri, exit(ExitReason::Signal, 143, 0.0)),
             Cause::EndedBySignal,
             Confidence::Certain,
             &["by SIGTERM; whether it was told to stop is not known", "a deletion or an eviction of its pod"],
         ),
         case(
             "SIGTERM with Podman",
-            without_requests("podman", exit(ExitReason::Signal, 143, 0.0)),
+            without_requests(RuntimeKind::Podman, exit(ExitReason::Signal, 143, 0.0)),
             Cause::EndedBySignal,
             Confidence::Certain,
             &["Podman reports no stop requests"],

@@ -4,10 +4,11 @@ use std::path::Path;
 
 use super::{Check, CheckState, amdgpu, control_socket, gpu, pods, reporter, run_reports, runs};
 use crate::config::{Config, setting};
+use crate::discover::RuntimeKind;
 use crate::host::in_pod;
 
 /// The engines beside the kubelet's runtime.
-const ENGINES: [&str; 2] = ["docker", "podman"];
+const ENGINES: [&str; 2] = [RuntimeKind::Docker.as_str(), RuntimeKind::Podman.as_str()];
 /// PCI vendor ids.
 const NVIDIA: &str = "0x10de";
 const AMD: &str = "0x1002";
@@ -66,7 +67,7 @@ impl Host {
 /// Returns true if the sockets of a runtime are not the default ones: a setting names them.
 fn is_configured(runtime: &str, config: &Config) -> bool {
     let default = setting(&format!("{runtime}.socket")).map_or(&[][..], |setting| setting.default);
-    let sockets = config.endpoints.iter().filter(|endpoint| endpoint.runtime == runtime);
+    let sockets = config.endpoints.iter().filter(|endpoint| endpoint.runtime.as_str() == runtime);
     !sockets.map(|endpoint| endpoint.socket.as_os_str()).eq(default.iter().map(std::ffi::OsStr::new))
 }
 

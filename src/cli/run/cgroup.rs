@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::geteuid;
 
 use crate::clock::Timestamp;
-use crate::discover::{Hierarchy, Version, run};
+use crate::discover::{Hierarchy, Version};
 use crate::host::HostPaths;
 use crate::parse::cgroup::values;
 use crate::parse::container_id;
@@ -90,7 +90,7 @@ impl RunCgroup {
         let hierarchy =
             Hierarchy::detect(host_paths).map_err(|error| NoCgroup::NoHierarchy(error.to_string()))?;
         let own = own_path(&hierarchy, "self").unwrap_or_default();
-        if container_id::in_path(&own).any(|found| found.runtime != run::RUNTIME) {
+        if container_id::in_path(&own).any(|found| !found.runtime.is_run()) {
             return Err(NoCgroup::InContainer);
         }
         if container_id::in_path(&own).next().is_some() {

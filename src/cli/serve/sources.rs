@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::discover::{Hierarchy, RuntimeState, Version, cri, docker, run};
+use crate::discover::{Hierarchy, RuntimeKind, RuntimeState, Version, cri, docker, run};
 use crate::host::Waker;
 use crate::host::panics::{essential, run_essential};
 use crate::http::SnapshotCache;
@@ -52,13 +52,13 @@ pub(in crate::cli) fn start_runtimes(
     let shared_state = ledger_service.shared_state();
     let mut sources = Vec::new();
     if !config.cri.sockets.is_empty() {
-        let source = RuntimeState::new(cri::RUNTIME, Arc::clone(&shared_state.waker));
+        let source = RuntimeState::new(RuntimeKind::Cri, Arc::clone(&shared_state.waker));
         let memory = cri::CriResumeState::new(
-            ledger_service.since(cri::RUNTIME, ""),
-            ledger_service.running(cri::RUNTIME),
+            ledger_service.since(RuntimeKind::Cri, ""),
+            ledger_service.running(RuntimeKind::Cri),
         );
         let follow = cri::follow(config.cri.clone(), config.filter.clone(), Arc::clone(&source), memory);
-        tokio::spawn(essential(cri::RUNTIME, follow));
+        tokio::spawn(essential(RuntimeKind::Cri.as_str(), follow));
         if let Some(socket) = config.cri.pod_resources.clone() {
             tokio::spawn(essential("pod resources", cri::pod_resources::follow(socket, Arc::clone(&source))));
         }
@@ -76,7 +76,7 @@ pub(in crate::cli) fn start_runtimes(
         let open = ledger_service.running(runtime);
         let (filter, shared) = (config.filter.clone(), Arc::clone(&source));
         let follow = docker::follow_all(endpoints.to_vec(), filter, shared, since, open);
-        tokio::spawn(essential(runtime, follow));
+        tokio::spawn(essential(runtime.as_str(), follow));
         sources.push(source);
     }
     sources.push(start_runs(config, ledger_service));
@@ -85,15 +85,15 @@ pub(in crate::cli) fn start_runtimes(
 
 /// Starts to follow what `memledger run` records.
 fn start_runs(config: &Config, ledger_service: &LedgerService) -> Arc<RuntimeState> {
-    let source = RuntimeState::new(run::RUNTIME, Arc::clone(&ledger_service.shared_state().waker));
+    let source = RuntimeState::new(RuntimeKind::Run, Arc::clone(&ledger_service.shared_state().waker));
     let resume = run::RunResumeState::new(
-        ledger_service.since(run::RUNTIME, ""),
-        ledger_service.running(run::RUNTIME),
+        ledger_service.since(RuntimeKind::Run, ""),
+        ledger_service.running(RuntimeKind::Run),
     );
     let spools = run::spool::all(config.run.spool.as_deref());
     let (filter, host_paths) = (config.filter.clone(), config.host_paths.clone());
     let follow = run::follow(spools, filter, host_paths, Arc::clone(&source), resume);
-    tokio::spawn(essential(run::RUNTIME, follow));
+    tokio::spawn(essential(RuntimeKind::Run.as_str(), follow));
     source
 }
 

@@ -11,6 +11,7 @@ use super::draw::draw;
 use super::state::{KeyAction, ScreenState};
 use super::theme::Theme;
 use crate::cli::overview_source::NewestKills;
+use crate::discover::RuntimeKind;
 use crate::events::{LedgerEvent, Role};
 use crate::overview::history::Track;
 use crate::overview::{ContainerUse, GpuOverview, HostUse, Overview, ProcessUse, Sort, table};
@@ -27,7 +28,7 @@ fn container(name: &str, used: f64, limit: f64) -> ContainerUse {
     ContainerUse {
         name: name.to_owned(),
         id: format!("{name:0>64}"),
-        runtime: "docker".into(),
+        runtime: RuntimeKind::Docker,
         started: Some(NOW - 12.0 * 3600.0),
         unreclaimable_bytes: Some(used * GIB),
         limit_bytes: Some(limit * GIB),

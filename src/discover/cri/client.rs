@@ -12,6 +12,7 @@ use tonic_prost::ProstCodec;
 use tracing::Instrument;
 
 use super::messages::*;
+use crate::discover::RuntimeKind;
 use crate::host::bounds::{CRI_EVENT, CRI_RESPONSE, CRI_STATUS};
 
 /// Timeout of one call.
@@ -211,7 +212,7 @@ impl CriClient {
                 .map_err(|status| CriError::Status(short(method), Box::new(status)))
         };
         let timed_out = CriError::Timeout(short(method), timeout);
-        let span = tracing::info_span!("runtime call", runtime = super::RUNTIME, call = short(method));
+        let span = tracing::info_span!("runtime call", runtime = %RuntimeKind::Cri, call = short(method));
         tokio::time::timeout(timeout, response).instrument(span).await.unwrap_or(Err(timed_out))
     }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::messages::{Container, ContainerStatusResponse, PodSandbox};
-use super::{RUNTIME, unix_seconds};
+use super::unix_seconds;
 use crate::config::{CriSettings, Filter, merged};
-use crate::discover::{ContainerRecord, ContainerSpec, Pod};
+use crate::discover::{ContainerRecord, ContainerSpec, Pod, RuntimeKind};
 use crate::text::bounded;
 
 /// Label with the Job that created a pod.
@@ -102,7 +102,7 @@ pub fn record(container: &Container, sandbox: Option<&Sandbox>, filter: &Filter)
         user: Some(0),
         ..ContainerSpec::labelled([&metadata.name, ""], &labels, filter)
     };
-    Some(ContainerRecord::new(&container.id, RUNTIME, spec))
+    Some(ContainerRecord::new(&container.id, RuntimeKind::Cri, spec))
 }
 
 fn image(image: Option<(&str, &str)>) -> Arc<str> {

@@ -6,10 +6,10 @@ use tokio::time::timeout_at;
 
 use super::convert::{Sandbox, complete, record};
 use super::messages::{Container, ContainerState, ContainerStatus, ContainerStatusResponse};
-use super::{CriClient, CriError, RUNTIME, SocketSearch, find, unix_seconds};
+use super::{CriClient, CriError, SocketSearch, find, unix_seconds};
 use crate::config::{CriSettings, Filter};
 use crate::discover::history::{ExistingContainer, HistoryQuery, RuntimeHistory, TIMEOUT};
-use crate::discover::{ConnectionState, ContainerRecord, EventKind};
+use crate::discover::{ConnectionState, ContainerRecord, EventKind, RuntimeKind};
 
 /// Reads what the kubelet's runtime knows of the past; `None` if there is none.
 pub async fn history(
@@ -17,7 +17,7 @@ pub async fn history(
     filter: &Filter,
     query: HistoryQuery<'_>,
 ) -> Option<RuntimeHistory> {
-    let mut history = RuntimeHistory { runtime: RUNTIME, ..RuntimeHistory::default() };
+    let mut history = RuntimeHistory { runtime: RuntimeKind::Cri, ..RuntimeHistory::default() };
     let client = match timeout_at(query.deadline, find(settings)).await {
         Ok(SocketSearch::Runtime(_, client)) => client,
         // a default socket without pods, or that may not be opened, is not known to be a runtime of pods
@@ -102,7 +102,7 @@ fn read_status(
     }
     history.containers.push(ExistingContainer {
         id: record.id.clone(),
-        runtime: RUNTIME,
+        runtime: RuntimeKind::Cri,
         restarts: record.spec.pod.as_ref().map(|pod| pod.attempt.into()),
         named: record.spec,
         is_running,

@@ -37,13 +37,11 @@ pub use history::history;
 use reconcile::{CriConnection, CriReconciler};
 
 use super::reconcile::RuntimeFollower;
-use super::{ConnectionState, ContainerId, RuntimeState};
+use super::{ConnectionState, ContainerId, RuntimeKind, RuntimeState};
 use crate::clock::Timestamp;
 use crate::config::{CriSettings, Filter};
 use crate::host::{Health, in_pod};
 
-/// Its name among the runtimes.
-pub const RUNTIME: &str = "cri";
 /// Interval of lists, without events and with them.
 const LIST_INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// Events within this time trigger one list.
@@ -102,7 +100,7 @@ pub async fn follow(
                 let is_lost = is_refused && connection == ConnectionState::Down && in_pod();
                 if is_lost && outage.is_over(&source) {
                     tracing::warn!(
-                        runtime = RUNTIME,
+                        runtime = %RuntimeKind::Cri,
                         "the container runtime was restarted, and the socket that is mounted here is the one before: ending, for the kubelet \
                          to start this container again with the new one"
                     );
@@ -127,11 +125,15 @@ impl Outage {
     /// Records that a connection was lost, or that the first list failed.
     fn record_failure(&mut self, source: &RuntimeState, error: String) {
         if source.lock().connection == ConnectionState::Up {
-            tracing::warn!(runtime = RUNTIME, error, "connection lost, retrying; container names are kept");
+            tracing::warn!(
+                runtime = %RuntimeKind::Cri,
+                error,
+                "connection lost, retrying; container names are kept"
+            );
             self.health.recovered();
             self.lost_at = Some(Timestamp::now());
         } else if self.health.failed_because(Timestamp::now(), &error) {
-            tracing::warn!(runtime = RUNTIME, error, "listing containers failed, retrying");
+            tracing::warn!(runtime = %RuntimeKind::Cri, error, "listing containers failed, retrying");
         }
         source.set_connection(ConnectionState::Down);
     }
@@ -150,9 +152,12 @@ impl Outage {
         if !why.is_empty() && self.health.failed_because(Timestamp::now(), &why) {
             match connection {
                 ConnectionState::Down => {
-                    tracing::warn!(runtime = RUNTIME, "listing pods failed, retrying: {why}")
+                    tracing::warn!(
+                        runtime = %RuntimeKind::Cri,
+                        "listing pods failed, retrying: {why}"
+                    )
                 }
-                _ => tracing::debug!(runtime = RUNTIME, "no pods: {why}"),
+                _ => tracing::debug!(runtime = %RuntimeKind::Cri, "no pods: {why}"),
             }
         }
         source.set_connection(connection);
@@ -173,7 +178,7 @@ async fn follow_once(reconciler: CriReconciler<'_>, client: &CriClient, socket: 
     let reconciler = async { RuntimeFollower::start(CriConnection::new(reconciler, client).await?).await };
     match reconciler.await {
         Ok(reconciler) => {
-            tracing::info!(runtime = RUNTIME, socket = %socket.display(), "connected");
+            tracing::info!(runtime = %RuntimeKind::Cri, socket = %socket.display(), "connected");
             reconciler.run().await
         }
         Err(error) => error,

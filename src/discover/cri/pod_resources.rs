@@ -267,7 +267,7 @@ pub(super) fn check_invariants(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::{ContainerSpec, Pod};
+    use crate::discover::{ContainerSpec, Pod, RuntimeKind};
 
     fn given_to(pod: &str, ids: &[&str]) -> Allocations {
         let identity = Identity { k8s_namespace: "ml".into(), k8s_pod: pod.into(), name: "main".into() };
@@ -317,7 +317,11 @@ mod tests {
         let pod = Pod { namespace: "ml".into(), name: "train-0".into(), uid: "u".into(), ..Pod::default() };
         let labels = HashMap::new();
         let labelled = ContainerSpec::labelled(["main", ""], &labels, &crate::config::Filter::default());
-        let record = ContainerRecord::new("a", "cri", ContainerSpec { pod: Some(Arc::new(pod)), ..labelled });
+        let record = ContainerRecord::new(
+            "a",
+            RuntimeKind::Cri,
+            ContainerSpec { pod: Some(Arc::new(pod)), ..labelled },
+        );
         let mut record = ContainerRecord { started: Some(50.0), ..record };
         let mut allocations = given_to("train-0", &["GPU-b"]);
         allocations.extend(given_to("train-1", &["GPU-c"]));

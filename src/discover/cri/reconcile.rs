@@ -24,13 +24,14 @@ use super::convert::{Sandbox, complete, record, reduce};
 use super::messages::{
     Container, ContainerEventResponse, ContainerState, ContainerStatusResponse, ContainerdEvent, TaskExit,
 };
-use super::{CriResumeState, EVENT_DEBOUNCE, LIST_INTERVAL, RUNTIME, unix_seconds};
+use super::{CriResumeState, EVENT_DEBOUNCE, LIST_INTERVAL, unix_seconds};
 use crate::clock::Timestamp;
 use crate::config::{CriSettings, Filter};
 use crate::discover::reconcile::{Responses, Runtime};
 use crate::discover::status_queries;
 use crate::discover::{
-    ConnectionState, ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent, RuntimeState,
+    ConnectionState, ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent, RuntimeKind,
+    RuntimeState,
 };
 
 /// Sandboxes are listed at least once per this many lists of containers.
@@ -215,7 +216,7 @@ impl<'a> CriReconciler<'a> {
         }
         let event = |id: ContainerId, named: Option<Arc<ContainerSpec>>, what: EventKind| {
             let socket = std::sync::Arc::default();
-            RuntimeEvent { runtime: RUNTIME, socket, id, at: now.unix_seconds(), named, what }
+            RuntimeEvent { runtime: RuntimeKind::Cri, socket, id, at: now.unix_seconds(), named, what }
         };
         let all = self.pods.iter().map(|(id, sandbox)| (ContainerId::new(id), sandbox));
         let new = all.filter(|(id, _)| !state.sandboxes.contains(id));
@@ -354,7 +355,14 @@ impl<'a> CriReconciler<'a> {
                     let started = source.lock().running.get(id).and_then(|record| record.started);
                     let at = at.max(started.unwrap_or(at));
                     let (socket, id) = (std::sync::Arc::default(), id.clone());
-                    runtime_events.push(RuntimeEvent { runtime: RUNTIME, socket, id, at, named: None, what });
+                    runtime_events.push(RuntimeEvent {
+                        runtime: RuntimeKind::Cri,
+                        socket,
+                        id,
+                        at,
+                        named: None,
+                        what,
+                    });
                 }
                 ReportedState::Listed(listed) if !listed.is_reported && (listed.ran || listed.is_new) => {
                     listed.report(id, now, observed, source, runtime_events);
@@ -469,7 +477,7 @@ impl<'a> CriConnection<'a> {
     pub async fn new(reconciler: CriReconciler<'a>, client: &CriClient) -> Result<Self, CriError> {
         let version = client.version().await?;
         let (name, version) = (version.runtime_name.as_str(), version.runtime_version.as_str());
-        tracing::debug!(runtime = RUNTIME, name, version, "version");
+        tracing::debug!(runtime = %RuntimeKind::Cri, name, version, "version");
         let has_start_events = events_reach_all(name, version);
         let events = CriEventStream::Subscribing(Box::pin(subscribe(client.clone(), !has_start_events)));
         Ok(Self { reconciler, client: client.clone(), events, has_start_events, needs_list: false })
@@ -481,8 +489,8 @@ impl Runtime for CriConnection<'_> {
     type Status = ContainerStatusResponse;
     type Error = CriError;
 
-    fn name(&self) -> &'static str {
-        RUNTIME
+    fn kind(&self) -> RuntimeKind {
+        RuntimeKind::Cri
     }
 
     async fn list(&mut self) -> Result<Vec<Container>, CriError> {
@@ -545,7 +553,7 @@ impl Runtime for CriConnection<'_> {
                     return Ok(());
                 }
                 Err(error) => {
-                    tracing::debug!(runtime = RUNTIME, %error, "events unavailable: listing containers every second");
+                    tracing::debug!(runtime = %RuntimeKind::Cri, %error, "events unavailable: listing containers every second");
                     None
                 }
             },

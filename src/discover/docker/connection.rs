@@ -16,9 +16,9 @@ use super::events::{DockerEvent, EVENT_TYPES};
 use super::reconcile::{DockerReconciler, ListKind};
 use super::{Allowance, inspect, is_too_large, is_unparsable, runtime_call, with_timeout};
 use crate::clock::Timestamp;
-use crate::discover::ContainerId;
 use crate::discover::reconcile::{Responses, Runtime};
 use crate::discover::status_queries::StatusResult;
+use crate::discover::{ContainerId, RuntimeKind};
 use crate::host::bounds::CONTAINER_ID;
 
 /// Time for the events since the last connection. The stream repeats what did not arrive.
@@ -146,7 +146,7 @@ impl Runtime for DockerConnection<'_> {
     type Status = ContainerInspectResponse;
     type Error = Error;
 
-    fn name(&self) -> &'static str {
+    fn kind(&self) -> RuntimeKind {
         self.reconciler.watcher.endpoint.runtime
     }
 
@@ -201,7 +201,7 @@ impl Runtime for DockerConnection<'_> {
                 Err(error) => Err(error),
             }
         };
-        query.instrument(runtime_call(self.name(), "inspect"))
+        query.instrument(runtime_call(self.kind(), "inspect"))
     }
 
     fn apply_list(&mut self, list: Vec<ContainerSummary>, responses: Responses<Self>, _: Timestamp) {

@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 
 use crate::clock::Timestamp;
 use crate::config::Filter;
-use crate::discover::{ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent};
+use crate::discover::{ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent, RuntimeKind};
 use crate::host::bounds::CONTAINER_ID;
 
 /// The subscribed event types. `died` is Podman's name for `die`.
@@ -72,7 +72,7 @@ impl DockerEvent {
     }
 
     /// Converts it for the ledger. `open`: a run of this container has begun, without an end so far.
-    pub fn runtime_event(&self, runtime: &'static str, filter: &Filter, open: bool) -> Option<RuntimeEvent> {
+    pub fn runtime_event(&self, runtime: RuntimeKind, filter: &Filter, open: bool) -> Option<RuntimeEvent> {
         let number = |key: &str| self.attributes.get(key).and_then(|value| value.parse().ok());
         let what = match self.action {
             Action::Create => EventKind::Exists,
@@ -99,7 +99,7 @@ impl DockerEvent {
     }
 
     /// Creates the record of a run from this event alone; `None` without a name.
-    pub fn record(&self, runtime: &'static str, filter: &Filter) -> Option<ContainerRecord> {
+    pub fn record(&self, runtime: RuntimeKind, filter: &Filter) -> Option<ContainerRecord> {
         let texts = ["name", "image"].map(|key| self.attributes.get(key).map_or("", String::as_str));
         let spec = ContainerSpec::labelled(texts, &self.attributes, filter);
         let is_named = !spec.name.is_empty();
@@ -178,7 +178,7 @@ pub mod tests {
 
     fn what(action: &str, attributes: &[(&str, &str)], open: bool) -> Option<EventKind> {
         event("a", action, 1, attributes)
-            .runtime_event("docker", &Filter::default(), open)
+            .runtime_event(RuntimeKind::Docker, &Filter::default(), open)
             .map(|runtime_event| runtime_event.what)
     }
 
@@ -194,19 +194,22 @@ pub mod tests {
         ];
         let filter = Filter { labels: vec![("team".into(), Some("vision".into()))], ..Filter::default() };
         let start = event("a", "start", 1_000_500_000_000, &attributes);
-        let runtime_event = start.runtime_event("podman", &filter, false).unwrap();
+        let runtime_event = start.runtime_event(RuntimeKind::Podman, &filter, false).unwrap();
         assert_eq!(
             (runtime_event.runtime, runtime_event.id.as_str(), runtime_event.at, runtime_event.what),
-            ("podman", "a", 1_000.5, EventKind::Started)
+            (RuntimeKind::Podman, "a", 1_000.5, EventKind::Started)
         );
         let named = runtime_event.named.unwrap();
         assert_eq!((&*named.identity().name, &*named.image), ("train-1", "i:1"));
         assert!(!named.labels_match, "reported and marked");
         assert_eq!(named.group_setting().map(|group| &**group), Some("vision"));
         assert_eq!(named.settings, [("group".into(), "vision".into()), ("seed".into(), "7".into())]);
-        let signal = event("a", "kill", 1, &attributes).runtime_event("docker", &filter, true);
+        let signal = event("a", "kill", 1, &attributes).runtime_event(RuntimeKind::Docker, &filter, true);
         assert_eq!(signal.unwrap().named.unwrap().settings, [], "there may be many");
-        assert_eq!(event("a", "create", 1, &[]).runtime_event("docker", &filter, false).unwrap().named, None);
+        assert_eq!(
+            event("a", "create", 1, &[]).runtime_event(RuntimeKind::Docker, &filter, false).unwrap().named,
+            None
+        );
     }
 
     #[test]

@@ -184,12 +184,12 @@ fn is_reported(recorded: &RuntimeEvent, events: &[RuntimeEvent]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::{ContainerId, ContainerSpec};
+    use crate::discover::{ContainerId, ContainerSpec, RuntimeKind};
     use bollard::models::{ContainerInspectResponse, ContainerState};
 
     fn run_of(state: ContainerState) -> Vec<(f64, EventKind)> {
-        let source = RuntimeState::new("docker", Default::default());
-        let endpoint = RuntimeEndpoint { runtime: "docker", socket: "/d".into() };
+        let source = RuntimeState::new(RuntimeKind::Docker, Default::default());
+        let endpoint = RuntimeEndpoint { runtime: RuntimeKind::Docker, socket: "/d".into() };
         let filter = Filter::default();
         let watcher = Watcher::new(&endpoint, &filter, &source);
         let (id, name) = (Some("a".into()), Some("/train".into()));
@@ -248,7 +248,7 @@ mod tests {
         let record = |at, what| {
             let named = Some(Arc::new(ContainerSpec { name: "train".into(), ..ContainerSpec::default() }));
             RuntimeEvent {
-                runtime: "docker",
+                runtime: RuntimeKind::Docker,
                 socket: std::sync::Arc::default(),
                 id: ContainerId::new("a"),
                 at,

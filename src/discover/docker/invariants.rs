@@ -9,7 +9,7 @@ use super::events::{DockerEvent, EventDedup};
 use super::{RuntimeState, Watcher};
 use crate::clock::Timestamp;
 use crate::config::{Filter, RuntimeEndpoint};
-use crate::discover::{ContainerRecord, EventKind, RuntimeEvent};
+use crate::discover::{ContainerRecord, EventKind, RuntimeEvent, RuntimeKind};
 
 /// Longest label value, in characters.
 const MAX_LABEL_CHARS: usize = 256;
@@ -22,8 +22,8 @@ fn read<T: DeserializeOwned>(json: &[u8]) -> Option<T> {
 
 /// Checks a response of inspect, an entry of the list or an event, whichever the JSON can be parsed as.
 pub fn response(json: &[u8]) {
-    let source = RuntimeState::new("docker", Default::default());
-    let endpoint = RuntimeEndpoint { runtime: "docker", socket: "/d".into() };
+    let source = RuntimeState::new(RuntimeKind::Docker, Default::default());
+    let endpoint = RuntimeEndpoint { runtime: RuntimeKind::Docker, socket: "/d".into() };
     let filter = Filter { settings: vec!["BATCH_SIZE".into()], ..Filter::default() };
     let watcher = Watcher::new(&endpoint, &filter, &source);
     if let Some(found) =
@@ -53,11 +53,11 @@ pub fn response(json: &[u8]) {
     let mut seen = EventDedup::default();
     assert!(seen.is_new(&event));
     for open in [true, false] {
-        if let Some(runtime_event) = event.runtime_event("docker", &filter, open) {
+        if let Some(runtime_event) = event.runtime_event(RuntimeKind::Docker, &filter, open) {
             check_event(&runtime_event);
         }
     }
-    if let Some(record) = event.record("docker", &filter) {
+    if let Some(record) = event.record(RuntimeKind::Docker, &filter) {
         check_record(&record);
     }
 }

@@ -36,7 +36,7 @@ use bollard::query_parameters::ListContainersOptions;
 use tracing::Instrument;
 
 use super::reconcile::RuntimeFollower;
-use super::{ConnectionState, ContainerId, EventKind, RuntimeEvent, RuntimeState};
+use super::{ConnectionState, ContainerId, EventKind, RuntimeEvent, RuntimeKind, RuntimeState};
 use crate::clock::Timestamp;
 use crate::config::{Filter, RuntimeEndpoint};
 use crate::host::Backoff;
@@ -176,8 +176,8 @@ pub async fn follow(
     }
 }
 
-fn runtime_call(runtime: &str, call: &str) -> tracing::Span {
-    tracing::info_span!("runtime call", runtime, call)
+fn runtime_call(runtime: RuntimeKind, call: &str) -> tracing::Span {
+    tracing::info_span!("runtime call", %runtime, call)
 }
 
 /// Returns what an operator can do about an error.
@@ -248,11 +248,11 @@ impl<'a> Watcher<'a> {
         let began = Timestamp::now();
         let mut connection = std::pin::pin!(reconciler.run());
         if flaps && let Ok(error) = tokio::time::timeout(STABLE_AFTER, &mut connection).await {
-            tracing::debug!(runtime, %error, "connection lost again");
+            tracing::debug!(%runtime, %error, "connection lost again");
         } else {
-            tracing::info!(runtime, socket = %socket.display(), "connected");
+            tracing::info!(%runtime, socket = %socket.display(), "connected");
             let error = connection.await;
-            tracing::warn!(runtime, %error, "connection lost, retrying; container names are kept");
+            tracing::warn!(%runtime, %error, "connection lost, retrying; container names are kept");
         }
         self.set_connection(ConnectionState::Down);
         Some(Timestamp::now().since(began))
@@ -267,11 +267,11 @@ impl<'a> Watcher<'a> {
         let before = self.source.connection_of(socket);
         let reason = explain(error, socket);
         if is_guess && before == ConnectionState::Starting {
-            tracing::debug!(runtime, %error, "listing containers failed, retrying: {reason}");
+            tracing::debug!(%runtime, %error, "listing containers failed, retrying: {reason}");
             return;
         }
         if before != ConnectionState::Down {
-            tracing::warn!(runtime, %error, "listing containers failed, retrying: {reason}");
+            tracing::warn!(%runtime, %error, "listing containers failed, retrying: {reason}");
         }
         self.set_connection(ConnectionState::Down);
     }
@@ -312,7 +312,7 @@ impl<'a> Watcher<'a> {
             }
             Err(error) if is_too_large(&error) => {
                 on_oversized();
-                tracing::debug!(runtime = self.endpoint.runtime, %error, "listing stopped containers failed");
+                tracing::debug!(runtime = %self.endpoint.runtime, %error, "listing stopped containers failed");
                 with_timeout(docker.list_containers(None::<ListContainersOptions>)).await
             }
             other => other,
@@ -331,7 +331,7 @@ mod tests {
     use std::path::PathBuf;
 
     pub(super) fn watcher_on(source: &Arc<RuntimeState>, test: impl FnOnce(Watcher<'_>)) {
-        let endpoint = RuntimeEndpoint { runtime: "docker", socket: PathBuf::new() };
+        let endpoint = RuntimeEndpoint { runtime: RuntimeKind::Docker, socket: PathBuf::new() };
         test(Watcher::new(&endpoint, &Filter::default(), source));
     }
 
@@ -345,7 +345,7 @@ mod tests {
     fn container_that_waits_for_its_restart_does_not_run() {
         let inspect = r#"{"Id": "a", "Name": "/train", "State": {"Status": "restarting", "Running": true, "Restarting": true,
             "Pid": 0, "ExitCode": 7, "StartedAt": "2026-11-26T10:00:00Z", "FinishedAt": "2026-11-26T10:00:01Z"}}"#;
-        let source = RuntimeState::new("docker", Arc::default());
+        let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
         watcher_on(&source, |watcher| {
             let inspected = watcher.parse_inspect(serde_json::from_str(inspect).unwrap()).unwrap();
             assert!(!inspected.is_running && inspected.finished.is_some(), "{inspected:?}");
@@ -359,12 +359,12 @@ mod tests {
 
     pub(super) fn started_at(started: f64) -> ContainerRecord {
         let spec = ContainerSpec::labelled(["train", "i"], &HashMap::new(), &Filter::default());
-        ContainerRecord { started: Some(started), ..ContainerRecord::new("a", "docker", spec) }
+        ContainerRecord { started: Some(started), ..ContainerRecord::new("a", RuntimeKind::Docker, spec) }
     }
 
     #[test]
     fn late_end_of_earlier_run_does_not_end_new_run() {
-        let source = RuntimeState::new("docker", Arc::default());
+        let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
         watcher_on(&source, |watcher| {
             watcher.source.add_running(started_at(10.0));
             watcher.source.end_run(&ContainerId::new("a"), 9.0, None);
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn record_of_list_and_later_inspect_are_one_run() {
-        let source = RuntimeState::new("docker", Arc::default());
+        let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
         watcher_on(&source, |watcher| {
             let listed = ContainerSummary {
                 id: Some("a".into()),
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn adding_twice_changes_nothing_and_restart_ends_run() {
-        let source = RuntimeState::new("docker", Arc::default());
+        let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
         watcher_on(&source, |watcher| {
             watcher.source.add_running(started_at(10.0));
             let generation = source.lock().generation;

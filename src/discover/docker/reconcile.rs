@@ -25,7 +25,7 @@ use crate::clock::Timestamp;
 use crate::discover::reconcile::Responses;
 use crate::discover::status_queries::StatusResult;
 use crate::discover::{
-    ConnectionState, ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent,
+    ConnectionState, ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent, RuntimeKind,
 };
 
 /// Time for a query of [`DockerReconciler::query_request`], and the maximum number at a time.
@@ -313,7 +313,7 @@ impl<'a> DockerReconciler<'a> {
     /// before counts as a request there, so that it proves nothing then.
     fn query_request(&self, end: &DockerEvent) {
         let (runtime, filter) = (self.watcher.endpoint.runtime, self.watcher.filter);
-        if runtime != "podman" || self.signalled.contains(&end.id) {
+        if runtime != RuntimeKind::Podman || self.signalled.contains(&end.id) {
             return;
         }
         let Ok(permit) = Arc::clone(&self.queries).try_acquire_owned() else { return };

@@ -146,6 +146,7 @@ fn entries(dir: &Path, start: &str, end: &str) -> Vec<PathBuf> {
 mod tests {
     use super::*;
     use crate::clock::Timestamp;
+    use crate::discover::RuntimeKind;
     use std::os::unix::net::UnixListener;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -189,8 +190,8 @@ mod tests {
         let event = format!(
             r#"{{"Type":"container","Action":"oom","Actor":{{"ID":"a"}},"time":{last},"timeNano":{last}000000000}}"#
         );
-        let source = RuntimeState::new("docker", Arc::default());
-        let endpoint = RuntimeEndpoint { runtime: "docker", socket: folder.path().join("*.sock") };
+        let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
+        let endpoint = RuntimeEndpoint { runtime: RuntimeKind::Docker, socket: folder.path().join("*.sock") };
         let (sender, mut targets) = unbounded_channel();
         let daemon = |path: &Path| {
             let listener = tokio::net::UnixListener::bind(path).unwrap();

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::record::SpooledRun;
-use super::{RUNTIME, spool};
+use super::spool;
 use crate::clock::Timestamp;
 use crate::config::Filter;
-use crate::discover::{ConnectionState, ContainerId, EventKind, RuntimeEvent, RuntimeState};
+use crate::discover::{ConnectionState, ContainerId, EventKind, RuntimeEvent, RuntimeKind, RuntimeState};
 use crate::host::bounds::{NEW_RUNS, NEW_RUNS_AT_ONCE};
 use crate::host::{HostPaths, RateLimit};
 
@@ -221,7 +221,7 @@ impl RunFollower {
             self.state.end_run(&id, now.unix_seconds(), None);
             let (socket, at) = (Arc::default(), now.unix_seconds());
             self.state.publish([RuntimeEvent {
-                runtime: RUNTIME,
+                runtime: RuntimeKind::Run,
                 socket,
                 id,
                 at,
@@ -246,7 +246,7 @@ mod tests {
 
     fn follower(since: Option<f64>, open: &[&SpooledRun]) -> RunFollower {
         let open = open.iter().map(|run| run.container_id()).collect();
-        let state = RuntimeState::new(RUNTIME, Arc::default());
+        let state = RuntimeState::new(RuntimeKind::Run, Arc::default());
         let resume = RunResumeState::new(since, open);
         RunFollower::new(vec![], Filter::default(), HostPaths::default(), state, resume)
     }

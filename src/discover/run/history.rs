@@ -5,8 +5,9 @@ use std::path::Path;
 
 use super::super::history::RuntimeHistory;
 use super::record::SpooledRun;
-use super::{RUNTIME, spool};
+use super::spool;
 use crate::config::Filter;
+use crate::discover::RuntimeKind;
 use crate::host::HostPaths;
 
 /// Reads what the spools know. `None` if there is no run in them.
@@ -23,7 +24,7 @@ pub fn history<'a>(
         return None;
     }
     let boot_id = host_paths.boot_id().unwrap_or_default();
-    let mut history = RuntimeHistory { runtime: RUNTIME, ..RuntimeHistory::default() };
+    let mut history = RuntimeHistory { runtime: RuntimeKind::Run, ..RuntimeHistory::default() };
     for run in &runs {
         history.containers.push(run.existing(run.is_running(&boot_id), filter));
         history.events.push(run.running(filter));

@@ -11,6 +11,3 @@ pub mod spool;
 
 pub use follow::{RunResumeState, follow};
 pub use history::history;
-
-/// Name among [`super::RUNTIMES`].
-pub const RUNTIME: &str = "run";

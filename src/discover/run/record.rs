@@ -7,10 +7,9 @@ use std::sync::Arc;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
-use super::RUNTIME;
 use crate::config::{Filter, RunSettings, merged, variable_name};
 use crate::discover::history::ExistingContainer;
-use crate::discover::{ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent};
+use crate::discover::{ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent, RuntimeKind};
 use crate::host::process::{ProcessId, read_stat};
 use crate::host::{Dir, HostPaths};
 use crate::parse::container_id::RUN_ID_SUFFIX;
@@ -187,7 +186,7 @@ impl SpooledRun {
         ContainerRecord {
             started: Some(self.started),
             pid: self.command.map(|command| command.pid),
-            ..ContainerRecord::new(&self.id, RUNTIME, spec)
+            ..ContainerRecord::new(&self.id, RuntimeKind::Run, spec)
         }
     }
 
@@ -220,7 +219,7 @@ impl SpooledRun {
     pub fn existing(&self, is_running: bool, filter: &Filter) -> ExistingContainer {
         ExistingContainer {
             id: self.container_id(),
-            runtime: RUNTIME,
+            runtime: RuntimeKind::Run,
             named: self.container(filter).spec,
             is_running,
             first_process: None,
@@ -263,7 +262,7 @@ pub(super) mod tests {
         assert!(is_id_of(1000, &one) && is_id_of(1000, &other) && one != other);
         assert!(!is_id_of(1001, &one) && !is_id_of(1000, &"a".repeat(64)) && !is_id_of(1000, &one[1..]));
         let in_path = |id: &str| crate::parse::container_id::in_component(id, "memledger").unwrap().runtime;
-        assert_eq!((in_path(&one), in_path(&"a".repeat(64))), (RUNTIME, "unknown"));
+        assert_eq!((in_path(&one), in_path(&"a".repeat(64))), (RuntimeKind::Run, RuntimeKind::Unknown));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::discover::RuntimeKind;
 use crate::discover::history::RuntimeHistory;
 use crate::explain::time;
 use crate::ledger::reconcile::ObservedRecord;
@@ -41,7 +42,7 @@ pub enum LogCoverage {
 /// A runtime of which something is missing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct RuntimeCoverage {
-    runtime: &'static str,
+    runtime: RuntimeKind,
     /// Containers of which only the name is known.
     unread: usize,
     /// Its newest events are missing.
@@ -141,7 +142,7 @@ impl Coverage {
     }
 
     /// Returns whether a runtime could not be read.
-    pub fn is_unreachable(&self, runtime: &str) -> bool {
+    pub fn is_unreachable(&self, runtime: RuntimeKind) -> bool {
         self.runtimes.iter().any(|it| it.runtime == runtime && it.error.is_some())
     }
 
@@ -286,7 +287,7 @@ mod tests {
         };
         let coverage = Coverage {
             kernel_log: LogCoverage::Unreadable { reason: "refused".into() },
-            runtimes: vec![runtime("docker"), runtime("podman")],
+            runtimes: vec![runtime(RuntimeKind::Docker), runtime(RuntimeKind::Podman)],
             ..Coverage::default()
         };
         let hints = coverage.hints("sudo memledger events");
@@ -297,7 +298,7 @@ mod tests {
     #[test]
     fn missing_socket_needs_no_rights_and_makes_no_answer_partial() {
         let missing = RuntimeCoverage {
-            runtime: "docker",
+            runtime: RuntimeKind::Docker,
             unread: 0,
             has_lost_events: false,
             error: Some("there is no socket at /d".into()),

@@ -191,7 +191,7 @@ fn name_of(subject: &ContainerRef, at: f64) -> Option<RuntimeEvent> {
         labels_match: true,
         ..ContainerSpec::default()
     };
-    let runtime = RUNTIMES.into_iter().find(|runtime| **runtime == *subject.runtime)?;
+    let runtime = RUNTIMES.into_iter().find(|runtime| *runtime == subject.runtime)?;
     let id = ContainerId::new(&subject.container_id);
     Some(RuntimeEvent {
         runtime,
@@ -322,7 +322,7 @@ pub fn subject_of(container: &ExistingContainer) -> ContainerRef {
         identity,
         container_id: Arc::clone(container.id.shared()),
         image: Arc::clone(&container.named.image),
-        runtime: container.runtime.into(),
+        runtime: container.runtime,
         started: container.started,
         ..ContainerRef::default()
     }

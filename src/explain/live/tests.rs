@@ -1,6 +1,6 @@
 use super::replay::Replay;
 use super::*;
-use crate::discover::run::RUNTIME as RUN_RUNTIME;
+use crate::discover::RuntimeKind;
 use crate::events::Role;
 use crate::ledger::interval::{Interval, Written};
 use crate::ledger::reconcile::ProcInfo;
@@ -56,7 +56,7 @@ impl Past {
         };
         let (id, at) = (ContainerId::new(ID), self.now.unix_seconds() - ago);
         self.events.push(RuntimeEvent {
-            runtime: "docker",
+            runtime: RuntimeKind::Docker,
             socket: Arc::default(),
             id,
             at,
@@ -390,7 +390,7 @@ fn exit_by_sigkill_just_now_has_no_reason_yet() {
 fn run_that_counted_a_kill_waits_for_no_log_that_cannot_be_read() {
     let mut past = Past::new();
     past.ran(90.0, 0.5, 137);
-    past.events.iter_mut().for_each(|event| event.runtime = RUN_RUNTIME);
+    past.events.iter_mut().for_each(|event| event.runtime = RuntimeKind::Run);
     assert_eq!(exits(&past.found_with_log(None)), [(Some(ExitReason::Unknown), Some(137))]);
     assert_eq!(exits(&past.found_with_log(Some(1_000.0))), [(None, Some(137))], "its record may be late");
 }
@@ -447,7 +447,7 @@ fn counted_kills_are_the_union_of_ledger_and_host() {
     let its = past.found(10_000.0);
     let container = ExistingContainer {
         id: ContainerId::new(ID),
-        runtime: "docker",
+        runtime: RuntimeKind::Docker,
         named: Arc::new(ContainerSpec {
             name: "train".into(),
             image: "i".into(),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::Reconciler;
 use super::owner::PendingKill;
 use crate::clock::Timestamp;
-use crate::discover::ContainerId;
+use crate::discover::{ContainerId, RuntimeKind};
 use crate::events::{
     ContainerRef, Evidence, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope, Victim,
 };
@@ -318,7 +318,7 @@ impl Reconciler {
             (pending.exit.reason, pending.exit.ended_by, pending.exit.may_be) =
                 (Some(reason), ended_by, may_be);
             pending.exit.kernel_log_read = kills_are_known;
-            let runtime = &pending.exit.subject.runtime;
+            let runtime = pending.exit.subject.runtime;
             pending.exit.requests_known = self.containers.reports_requests(runtime, pending.exit.at);
             self.write_run(&pending);
             if self.containers.get(&pending.id).is_some() {
@@ -380,7 +380,7 @@ impl Reconciler {
         let is_complete = counted == Some(false) || counted == Some(true) && !self.has_log_of(exit.at);
         let is_early = now.since(pending.noticed) < EVIDENCE_TIMEOUT && !is_complete;
         let may_be_requested =
-            &*exit.subject.runtime == "podman" && now.since(pending.noticed) < REQUEST_REPLY_TIMEOUT;
+            exit.subject.runtime == RuntimeKind::Podman && now.since(pending.noticed) < REQUEST_REPLY_TIMEOUT;
         if may_be_requested && request != StopRequest::Explains {
             return None;
         }

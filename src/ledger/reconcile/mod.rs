@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
-use crate::discover::{CgroupMaker, ContainerId, EventKind, PathClaim, RuntimeEvent};
+use crate::discover::{CgroupMaker, ContainerId, EventKind, PathClaim, RuntimeEvent, RuntimeKind};
 use crate::events::{GpuError, Kill, KillOwner, LedgerEvent};
 use crate::ledger::container_state::RunTransition;
 use crate::ledger::container_table::{ContainerTable, Renaming};
@@ -67,8 +67,8 @@ const MAX_UNATTRIBUTED: usize = 256;
 const ANY_SOCKET: &str = "*";
 
 /// Returns the name of the cursor of a socket of a runtime.
-fn cursor_name(runtime: &str, socket: &str) -> String {
-    if socket.is_empty() { runtime.to_owned() } else { format!("{runtime} {socket}") }
+fn cursor_name(runtime: RuntimeKind, socket: &str) -> String {
+    if socket.is_empty() { runtime.to_string() } else { format!("{runtime} {socket}") }
 }
 
 /// Configuration of the reconciler.
@@ -157,7 +157,7 @@ pub struct Reconciler {
     /// Unix time of the last event of each socket of a runtime, by [`cursor_name`].
     last_event_times: BTreeMap<String, f64>,
     /// Connected sockets of each runtime, by [`cursor_name`].
-    live_sockets: HashMap<&'static str, Vec<String>>,
+    live_sockets: HashMap<RuntimeKind, Vec<String>>,
     stored_checkpoint: Option<AccountingCheckpoint>,
     next_id: u64,
     pub(super) log_up: bool,
@@ -254,10 +254,10 @@ impl Reconciler {
     }
 
     /// Returns the containers of a runtime that were running at the last update.
-    pub fn running(&self, runtime: &str) -> impl Iterator<Item = &ContainerId> {
+    pub fn running(&self, runtime: RuntimeKind) -> impl Iterator<Item = &ContainerId> {
         self.containers
             .iter()
-            .filter(move |(_, state)| state.is_running() && *state.runtime == *runtime)
+            .filter(move |(_, state)| state.is_running() && state.runtime == runtime)
             .map(|(id, _)| id)
     }
 
@@ -268,7 +268,7 @@ impl Reconciler {
 
     /// Returns the Unix time from which on events of a socket of a runtime may be missing: of its last event, or of the end of the
     /// process before.
-    pub fn runtime_cursor(&self, runtime: &str, socket: &str) -> Option<f64> {
+    pub fn runtime_cursor(&self, runtime: RuntimeKind, socket: &str) -> Option<f64> {
         let last = self.last_event_times.get(&cursor_name(runtime, socket));
         last.or_else(|| self.last_event_times.get(ANY_SOCKET)).copied()
     }
@@ -288,7 +288,7 @@ impl Reconciler {
     /// Sets the Unix time since which all sockets of a runtime have been connected, `None` if one is not, and those that are.
     pub fn set_connection<'a>(
         &mut self,
-        runtime: &'static str,
+        runtime: RuntimeKind,
         since: Option<f64>,
         live: impl Iterator<Item = &'a Path>,
     ) {

@@ -212,7 +212,7 @@ impl<'a> Simulation<'a> {
         self.read_to = stored.as_ref().map_or(world.stamp(begin, 0), |(position, ..)| position.usec);
         (_, self.clock, self.block) = stored.unwrap_or_default();
         for (socket, events_to) in std::iter::zip(world.sources.kind.sockets(), &mut self.events_to) {
-            let since = self.reconciler.runtime_cursor(world.sources.kind.name(), socket);
+            let since = self.reconciler.runtime_cursor(world.sources.kind.runtime(), socket);
             // the runtime's events are requested from one second before the last event
             let is_requested = |when: &u64| {
                 since.is_none_or(|since| world.clocks(begin, *when).unix_seconds() >= since - 1.0)

@@ -171,7 +171,7 @@ pub fn containers(connection: &Connection, max: usize) -> rusqlite::Result<Vec<C
             identity: Identity { name: text(0)?, k8s_namespace: text(2)?, k8s_pod: text(3)? },
             container_id: text(1)?,
             image: text(4)?,
-            runtime: text(5)?,
+            runtime: serde_json::from_value((&*text(5)?).into()).unwrap_or_default(),
             ..ContainerRef::default()
         })
     };

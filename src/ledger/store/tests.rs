@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::clock::EARLIEST_TIME;
-use crate::discover::ContainerId;
+use crate::discover::{ContainerId, RuntimeKind};
 use crate::events::*;
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::reconcile::{AccountingCheckpoint, PersistedKill};
@@ -33,7 +33,7 @@ fn subject(name: &str, id: char) -> ContainerRef {
         identity: Identity { name: name.into(), ..Identity::default() },
         container_id: id.to_string().repeat(64).into(),
         image: "piper:1".into(),
-        runtime: "docker".into(),
+        runtime: RuntimeKind::Docker,
         started: Some(1000.5),
         ..ContainerRef::default()
     }

@@ -1,6 +1,7 @@
 //! Events that are reported for a sequence of lists and status responses.
 
 use super::*;
+use crate::discover::RuntimeKind;
 use crate::discover::cri::messages::{ContainerMetadata, ContainerStatus, PackedMessage, ProtobufTimestamp};
 use crate::discover::reconcile::RuntimeFollower;
 use std::sync::Arc;
@@ -80,7 +81,7 @@ const UNKNOWN: EventKind = EventKind::Ended { exit_code: None, oom_flag: None };
 
 #[test]
 fn reports_each_run_once_across_lists_and_connections() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let mut resume = resume(&[]);
     let runs = [("a", Running, 200, 0)];
     assert_eq!(reported(&mut resume, &source, &[&runs, &runs]), [(200.0, EventKind::Started), (200.0, RUNS)]);
@@ -94,7 +95,7 @@ fn reports_each_run_once_across_lists_and_connections() {
 
 #[test]
 fn reports_run_between_lists_and_not_one_before_the_ledger() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let list = [("new", Exited, 150, 160), ("old", Exited, 50, 60), ("never", Exited, 0, 0)];
     let runtime_events = reported(&mut resume(&[]), &source, &[&list, &list]);
     assert_eq!(runtime_events, [(150.0, EventKind::Started), (150.0, RUNS), (160.0, ENDED)]);
@@ -103,7 +104,7 @@ fn reports_run_between_lists_and_not_one_before_the_ledger() {
 
 #[test]
 fn resumes_runs_that_the_ledger_has_open() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let list = [("ended", Exited, 50, 60), ("runs", Running, 50, 0)];
     let runtime_events = reported(&mut resume(&["ended", "runs", "gone"]), &source, &[&list]);
     assert_eq!(runtime_events[..2], [(50.0, RUNS), (60.0, ENDED)]);
@@ -114,7 +115,7 @@ fn resumes_runs_that_the_ledger_has_open() {
 /// The shim sets the end time, and containerd the start time when it processes the start: on a busy node in this order.
 #[test]
 fn reports_end_after_start_when_time_stamps_are_reversed() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let runtime_events = reported(&mut resume(&[]), &source, &[&[], &[("a", Exited, 200, 199)]]);
     assert_eq!(runtime_events, [(200.0, EventKind::Started), (200.0, RUNS), (200.0, ENDED)]);
     let lists: [&[_]; 2] = [&[("b", Running, 200, 0)], &[("b", Exited, 200, 150)]];
@@ -127,7 +128,7 @@ fn reports_end_after_start_when_time_stamps_are_reversed() {
 #[test]
 fn container_not_listed_as_running_does_not_run() {
     let unanswered = [("a", Running, NO_RESPONSE, 0)];
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let runtime_events = reported(&mut resume(&[]), &source, &[&unanswered, &unanswered, &[]]);
     assert_eq!(runtime_events[0], (1.0, RUNS), "since its creation at most");
     assert_eq!((&runtime_events[1].1, runtime_events.len()), (&UNKNOWN, 2), "removed");
@@ -143,7 +144,7 @@ fn container_not_listed_as_running_does_not_run() {
 
 #[test]
 fn reports_short_run_that_began_before_another() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let runs = ("a", Running, 200, 0);
     let lists: [&[_]; 3] =
         [&[runs, ("b", Created, 0, 0)], &[runs, ("b", Exited, 199, 199), ("c", Exited, 198, 199)], &[runs]];
@@ -161,7 +162,7 @@ fn reports_short_run_that_began_before_another() {
 
 #[test]
 fn reports_end_without_response_on_removal() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let lists: [&[_]; 5] = [&[], &[("a", Created, 0, 0)], &[("a", Exited, NO_RESPONSE, 0)], &[], &[]];
     let runtime_events = reported(&mut resume(&[]), &source, &lists);
     assert_eq!(runtime_events[..2], [(1.0, EventKind::Started), (1.0, RUNS)]);
@@ -175,7 +176,7 @@ fn reports_end_without_response_on_removal() {
 
 #[test]
 fn reports_end_without_response_after_timeout() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let (begin, pause) = (Timestamp::now(), Duration::from_secs(10));
     let unanswered = [("a", Exited, NO_RESPONSE, 0)];
     let mut resume = resume(&[]);
@@ -195,7 +196,7 @@ fn reports_end_without_response_after_timeout() {
 
 #[test]
 fn removed_container_without_response_ends_when_listed() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let (begin, pause) = (Timestamp::now(), Duration::from_secs(10));
     let lists: [&[_]; 4] = [&[], &[("a", Running, NO_RESPONSE, 0)], &[("a", Exited, NO_RESPONSE, 0)], &[]];
     let runtime_events = reported_from(begin, pause, &mut resume(&[]), &source, &lists);
@@ -205,7 +206,7 @@ fn removed_container_without_response_ends_when_listed() {
 
 #[test]
 fn response_older_than_the_end_is_not_used() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let lists: [&[_]; 3] = [&[], &[("a", Exited, 200, 0)], &[("a", Exited, 200, 300)]];
     let runtime_events = reported(&mut resume(&[]), &source, &lists);
     assert_eq!(runtime_events, [(200.0, EventKind::Started), (200.0, RUNS), (300.0, ENDED)]);
@@ -213,7 +214,7 @@ fn response_older_than_the_end_is_not_used() {
 
 #[test]
 fn running_container_without_response_is_completed_later() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let (unanswered, runs) = (("a", Running, NO_RESPONSE, 0), ("b", Running, 200, 0));
     let lists: [&[_]; 4] = [&[], &[unanswered, runs], &[unanswered, runs], &[("a", Running, 200, 0), runs]];
     let runtime_events = reported(&mut resume(&[]), &source, &lists);
@@ -241,7 +242,7 @@ fn does_not_subscribe_where_events_reach_one_client() {
 
 #[test]
 fn container_with_failed_query_has_a_name_and_is_retried() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let (settings, filter, mut resume) = (CriSettings::default(), Filter::default(), resume(&[]));
     let mut reconciler = CriReconciler::new(&settings, &filter, &source, &mut resume);
     let containers = [container("a", Running)];
@@ -259,8 +260,8 @@ impl Runtime for SlowConnection<'_> {
     type Status = ContainerStatusResponse;
     type Error = CriError;
 
-    fn name(&self) -> &'static str {
-        self.0.name()
+    fn kind(&self) -> RuntimeKind {
+        self.0.kind()
     }
 
     async fn list(&mut self) -> Result<Vec<Container>, CriError> {
@@ -302,7 +303,7 @@ impl Runtime for SlowConnection<'_> {
 
 #[tokio::test]
 async fn status_that_takes_longer_than_the_first_timeout_arrives() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let (settings, filter, mut resume) = (CriSettings::default(), Filter::default(), resume(&[]));
     let reconciler = CriReconciler::new(&settings, &filter, &source, &mut resume);
     let (client, events) = (CriClient::unconnected(), CriEventStream::Unavailable);
@@ -325,7 +326,7 @@ async fn status_that_takes_longer_than_the_first_timeout_arrives() {
 /// The kubelet removes a container right after its end if its pod is deleted.
 #[test]
 fn end_of_a_removed_container_is_that_of_its_event() {
-    let source = RuntimeState::new(RUNTIME, Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
     let (settings, filter) = (CriSettings::default(), Filter::default());
     let mut resume = resume(&["a", "b"]);
     let mut reconciler = CriReconciler::new(&settings, &filter, &source, &mut resume);

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use bollard::models::ContainerSummaryStateEnum::EXITED;
 
 use super::*;
-use crate::discover::RuntimeState;
 use crate::discover::docker::events;
 use crate::discover::docker::tests::{counts, watcher_on};
+use crate::discover::{RuntimeKind, RuntimeState};
 
 /// A connection with a first list, where these containers ran before.
 fn reconciler_on(open: &[&str], test: impl FnOnce(&mut DockerReconciler<'_>, &RuntimeState)) {
-    let source = RuntimeState::new("docker", Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
     watcher_on(&source, |watcher| {
         let open: HashSet<_> = open.iter().map(|id| ContainerId::new(id)).collect();
         let mut resume = DockerResumeState::new(None, open);
@@ -260,7 +260,7 @@ fn old_events_are_reported_once_and_change_no_newer_run() {
 
 #[test]
 fn end_without_an_event_while_memledger_was_away_is_reported_once_with_its_time_and_code() {
-    let source = RuntimeState::new("docker", Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
     watcher_on(&source, |watcher| {
         let exited = |id: &str, status: &str| ContainerSummary { state: Some(EXITED), ..listed(id, status) };
         let list = [
@@ -290,7 +290,7 @@ fn end_without_an_event_while_memledger_was_away_is_reported_once_with_its_time_
 
 #[test]
 fn run_that_a_policy_replaced_while_memledger_was_away_ended_at_its_own_time() {
-    let source = RuntimeState::new("docker", Arc::default());
+    let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
     watcher_on(&source, |watcher| {
         let again = r#""Running": true, "Pid": 42, "StartedAt": "1970-01-01T00:00:21Z", "FinishedAt": "1970-01-01T00:00:20Z""#;
         for is_reported in [false, true] {

@@ -1,6 +1,6 @@
 //! CUDA out-of-memory errors: their container, GPU and counts, and the exits that they explain.
 
-use super::story::{KILLED, Story, id};
+use super::story::{DOCKER_UP, KILLED, Story, id};
 use crate::discover::EventKind;
 use crate::events::{CudaOom, ExitReason, GpuHolder, LedgerEvent, OwnGpuProcess};
 use crate::ledger::exchange::{GpuProcessUse, GpuUse, GpuUser};
@@ -135,7 +135,7 @@ fn event_has_its_run_its_gpu_and_who_held_it() {
                 .into(),
         },
     ];
-    story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(1.0, &[('a', Some(0.1))], &DOCKER_UP);
     oom(&mut story, 'a', 2.0, observed());
     oom(&mut story, 'a', 2.1, uncaught());
     let [event] = events(&story)[..] else { panic!("one event: {:?}", events(&story)) };
@@ -211,7 +211,7 @@ fn holders_are_those_of_a_reading_before_the_error() {
     let mut reports = Vec::new();
     for (at, bytes) in [(1.0, 10), (2.0, 20), (3.0, 0), (4.0, 0), (5.0, 0), (6.0, 0)] {
         story.gpus = vec![gpu(bytes)];
-        reports.push(story.report(at, &[('a', Some(0.1))], &[("docker", true)], |letter| letter.to_string()));
+        reports.push(story.report(at, &[('a', Some(0.1))], &DOCKER_UP, |letter| letter.to_string()));
     }
     for report in &reports[..2] {
         story.reconciler.apply_cycle(report.at, report);
@@ -250,10 +250,10 @@ fn gpu_is_found_by_its_process_only_where_one_is_possible() {
     };
     // ROCm's own UUIDs are not the driver's
     story.gpus = vec![gpu("0", "x")];
-    story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(1.0, &[('a', Some(0.1))], &DOCKER_UP);
     oom(&mut story, 'a', 2.0, observed());
     story.gpus = vec![gpu("0", "x"), gpu("1", "y")];
-    story.cycle(3.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(3.0, &[('a', Some(0.1))], &DOCKER_UP);
     oom(&mut story, 'a', 4.0, observed());
     let found: Vec<_> = events(&story).iter().map(|event| event.gpu.to_string()).collect();
     assert_eq!(found, ["0", ""]);
@@ -263,7 +263,7 @@ fn gpu_is_found_by_its_process_only_where_one_is_possible() {
 fn record_of_the_run_has_errors_of_its_last_second() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
-    story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(1.0, &[('a', Some(0.1))], &DOCKER_UP);
     oom(&mut story, 'a', 1.5, observed());
     story.end('a', 1.6, Some(1));
     story.settle(2.0);
@@ -289,7 +289,7 @@ fn holders_have_what_they_held_some_minutes_before() {
     };
     let reading = |story: &mut Story, at: f64, neighbour| {
         story.gpus = vec![gpu(neighbour)];
-        story.cycle(at, &[('a', Some(0.1))], &[("docker", true)]);
+        story.cycle(at, &[('a', Some(0.1))], &DOCKER_UP);
     };
     reading(&mut story, 1.0, None);
     reading(&mut story, 30.0, Some(5));

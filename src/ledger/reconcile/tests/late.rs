@@ -1,7 +1,7 @@
 //! Scenarios of what the ledger reads late: after it waited for its disk, was stopped, or the host was restarted.
 
 use super::runs::{ended, record_of};
-use super::story::{KILLED, Story, id, running, stop_request};
+use super::story::{DOCKER_UP, KILLED, Story, id, running, stop_request};
 use crate::attribute::Role;
 use crate::collect::process::ResidentMemory;
 use crate::discover::EventKind;
@@ -35,7 +35,7 @@ fn cycles_and_events_that_wait_for_the_ledger_are_those_of_their_time() {
             ..ContainerUsage::default()
         };
         let running: &[_] = if at < 4.0 { &[('a', Some(0.1))] } else { &[] };
-        story.report(at, running, &[("docker", true)], |letter| letter.to_string())
+        story.report(at, running, &DOCKER_UP, |letter| letter.to_string())
     };
     story.event('a', 0.1, EventKind::Started);
     let reports =
@@ -83,8 +83,7 @@ fn container_that_one_of_the_waiting_cycles_does_not_list_goes_on() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
     let lists: [&[_]; 3] = [&[], &[], &[('a', Some(0.1))]];
-    let report =
-        |(second, list)| story.report(second, list, &[("docker", true)], |letter| letter.to_string());
+    let report = |(second, list)| story.report(second, list, &DOCKER_UP, |letter| letter.to_string());
     let reports: Vec<_> = std::iter::zip([1.0, 2.0, 3.0], lists).map(report).collect();
     story.reconciler.apply_cycles_and_events(story.at(20.0), &reports, &[]);
     story.end('a', 21.0, Some(0));
@@ -101,7 +100,7 @@ fn run_of_this_boot_does_not_end_with_the_host_if_the_accounting_is_lost() {
     story.settle(1.0);
     story.store.contents.accounting = None;
     story.restart(2.0);
-    story.cycle(3.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(3.0, &[('a', Some(0.1))], &DOCKER_UP);
     story.end('a', 4.0, Some(0));
     story.settle(5.0);
     assert_eq!(story.reasons('a'), [Some(ExitReason::Completed)]);
@@ -125,7 +124,7 @@ fn pid_of_a_first_process_before_a_reboot_owns_no_kill_after_it() {
 fn runs_before_the_newest_cycle_are_known_although_both_are_read_at_once() {
     let mut story = Story::new();
     let begin = |run: u32| 1.0 + f64::from(run) * 0.7;
-    let cycle = story.report(6.0, &[('a', Some(begin(6)))], &[("docker", true)], |letter| letter.to_string());
+    let cycle = story.report(6.0, &[('a', Some(begin(6)))], &DOCKER_UP, |letter| letter.to_string());
     let mut events = Vec::new();
     for run in 0..7 {
         events.push(story.runtime_event('a', begin(run), EventKind::Started));
@@ -366,7 +365,7 @@ fn kill_that_left_no_process_ended_the_container_however_late_its_exit_is_report
             if log {
                 story.kill_in('a', 1.5, 71);
             }
-            story.cycle(second, running, &[("docker", true)]);
+            story.cycle(second, running, &DOCKER_UP);
             story.settle(second);
         }
         story.late_event('a', 14.0, 14.5, ended(KILLED));
@@ -385,7 +384,7 @@ fn kill_ended_a_container_that_no_cycle_saw_and_whose_exit_is_reported_late() {
     story.event('a', 0.1, EventKind::Started);
     story.kill_in('a', 0.5, 71);
     for second in [1.0, 2.0, 6.0, 8.0] {
-        story.cycle(second, &[], &[("docker", true)]);
+        story.cycle(second, &[], &DOCKER_UP);
         story.settle(second);
     }
     story.late_event('a', 8.5, 8.6, ended(KILLED));
@@ -420,7 +419,7 @@ fn end_that_is_reported_long_after_the_last_process_has_the_time_of_that() {
         for second in [5.0, 6.0, 40.0, 79.0] {
             let is_alive = second < 6.0 && has_processes;
             story.usage.processes = if is_alive { vec![process.clone()] } else { vec![] };
-            story.cycle(second, &[('a', Some(0.1))], &[("docker", true)]);
+            story.cycle(second, &[('a', Some(0.1))], &DOCKER_UP);
             story.settle(second);
         }
         for _ in 0..2 {

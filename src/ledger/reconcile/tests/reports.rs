@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::story::{Story, id, killed, path};
+use super::story::{DOCKER_UP, Story, id, killed, path};
 use crate::attribute::roles::Role;
 use crate::discover::EventKind;
 use crate::events::{OomReport, ReportProcess};
@@ -51,7 +51,7 @@ fn roles_are_those_of_the_sample_and_count_all_processes() {
     story.usage.processes =
         workers.clone().map(|pid| process(pid, "python3", Role::DataloaderWorker)).collect();
     story.usage.processes.push(process(7, "python3", Role::Trainer));
-    story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(1.0, &[('a', Some(0.1))], &DOCKER_UP);
     let row = |pid: u32, name: &str, rss_mib: u64| ReportProcess {
         pid,
         process: name.into(),

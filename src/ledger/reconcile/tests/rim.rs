@@ -1,9 +1,9 @@
 //! Scenarios at the rim of the ledger: slow teardowns, several sockets, what is outside containers, wrong clocks, nameless containers.
 
-use super::story::{KILLED, Story, id, killed, path, running, stop_request};
+use super::story::{DOCKER_UP, KILLED, Story, id, killed, path, running, stop_request};
 use crate::attribute::Role;
 use crate::collect::process::ResidentMemory;
-use crate::discover::{EventKind, RuntimeEvent};
+use crate::discover::{EventKind, RuntimeEvent, RuntimeKind};
 use crate::events::{ExitReason, KillOwner, LedgerEvent, UsageSample, Victim};
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::totals::Total;
@@ -29,7 +29,7 @@ fn with_processes(processes: Vec<ProcessUsage>) -> ContainerUsage {
 
 /// A trainer behind a shell, which takes so many seconds until it is gone; the shell exits 0.2 s after it.
 fn teardown(seconds: f64) -> Story {
-    let (mut story, docker) = (killed_child(), [("docker", true)]);
+    let (mut story, docker) = (killed_child(), DOCKER_UP);
     let gone = 1.0 + seconds;
     let mut at = 1.1;
     while at < gone {
@@ -65,7 +65,7 @@ fn killed_child() -> Story {
     story.event('a', 0.1, EventKind::Started);
     story.late_event('a', 0.1, 0.1, running(70));
     story.usage = with_processes(vec![process(70, 1, false), process(71, 70, true)]);
-    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(0.9, &[('a', Some(0.1))], &DOCKER_UP);
     story.kill_in('a', 1.0, 71);
     story
 }
@@ -74,12 +74,12 @@ fn killed_child() -> Story {
 fn child_whose_container_runs_on_is_settled_once_it_is_gone() {
     let mut story = killed_child();
     for at in [1.1, 6.0, 9.0] {
-        story.cycle(at, &[('a', Some(0.1))], &[("docker", true)]);
+        story.cycle(at, &[('a', Some(0.1))], &DOCKER_UP);
         story.settle(at);
     }
     assert_eq!(story.last_kill().victim, None, "it is still there");
     story.usage = with_processes(vec![process(70, 1, false)]);
-    story.cycle(10.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(10.0, &[('a', Some(0.1))], &DOCKER_UP);
     story.settle(13.0);
     assert_eq!(story.last_kill().victim, None, "its shell may still exit");
     story.settle(15.1);
@@ -109,14 +109,15 @@ fn events_of_one_socket_do_not_hide_older_ones_of_another() {
     assert_eq!(story.reasons('b'), [Some(ExitReason::Stopped)]);
     assert_eq!(story.exits('b')[0].duration_seconds, Some(11.0), "its start is known");
     let begin = story.begin.unix_seconds();
-    let cursor = |socket| story.reconciler.runtime_cursor("docker", socket).map(|at| (at - begin).round());
+    let cursor =
+        |socket| story.reconciler.runtime_cursor(RuntimeKind::Docker, socket).map(|at| (at - begin).round());
     assert_eq!((cursor("/one.sock"), cursor("/two.sock")), (Some(45.0), Some(20.0)));
 }
 
 #[test]
 fn events_that_a_runtime_repeats_of_a_forgotten_container_count_once() {
     let mut story = Story::new();
-    let (docker, hours) = ([("docker", true)], 4.0 * 3_600.0);
+    let (docker, hours) = (DOCKER_UP, 4.0 * 3_600.0);
     story.event('a', 0.1, EventKind::Started);
     story.cycle(0.9, &[('a', Some(0.1))], &docker);
     story.end('a', 5.0, Some(1));
@@ -126,7 +127,7 @@ fn events_that_a_runtime_repeats_of_a_forgotten_container_count_once() {
     }
     assert!(story.reconciler.containers.get(&id('a')).is_none(), "it is forgotten");
     story.restart(hours + 10.0);
-    let since = story.reconciler.runtime_cursor("docker", "").expect("a cursor");
+    let since = story.reconciler.runtime_cursor(RuntimeKind::Docker, "").expect("a cursor");
     assert!(since > story.begin.unix_seconds() + hours - 100.0, "they are not requested");
     story.late_event('a', 0.1, hours + 11.0, EventKind::Started);
     story.settle(hours + 11.0);
@@ -135,9 +136,12 @@ fn events_that_a_runtime_repeats_of_a_forgotten_container_count_once() {
 
 #[test]
 fn exit_shows_whether_a_stop_request_would_be_known() {
-    for (runtime, connected, is_known) in
-        [("docker", true, true), ("docker", false, false), ("podman", true, false), ("cri", true, false)]
-    {
+    for (runtime, connected, is_known) in [
+        (RuntimeKind::Docker, true, true),
+        (RuntimeKind::Docker, false, false),
+        (RuntimeKind::Podman, true, false),
+        (RuntimeKind::Cri, true, false),
+    ] {
         let mut story = Story::new();
         let event = |story: &Story, at, what| RuntimeEvent { runtime, ..story.runtime_event('a', at, what) };
         let started = event(&story, 0.1, EventKind::Started);
@@ -155,10 +159,14 @@ fn exit_shows_whether_a_stop_request_would_be_known() {
 fn request_may_be_unknown_if_the_runtime_was_connected_again_after_the_exit() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
-    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
-    story.cycle(4.9, &[], &[("docker", true)]);
+    story.cycle(0.9, &[('a', Some(0.1))], &DOCKER_UP);
+    story.cycle(4.9, &[], &DOCKER_UP);
     // between two cycles
-    story.reconciler.set_connection("docker", Some(story.begin.unix_seconds() + 4.5), std::iter::empty());
+    story.reconciler.set_connection(
+        RuntimeKind::Docker,
+        Some(story.begin.unix_seconds() + 4.5),
+        std::iter::empty(),
+    );
     story.late_event('a', 2.0, 5.0, EventKind::Ended { exit_code: Some(143), oom_flag: None });
     story.settle(5.0);
     story.settle(20.0);
@@ -190,7 +198,7 @@ fn kill_of_the_host_has_its_holders_with_what_is_outside_containers_from_before_
             };
             story.host_memory = Some((512, available));
             story.usage = ContainerUsage { sample: Some(sample), ..ContainerUsage::default() };
-            story.cycle(at, &[('a', Some(0.1))], &[("docker", true)]);
+            story.cycle(at, &[('a', Some(0.1))], &DOCKER_UP);
         };
         cycle(&mut story, 0.9, 30, 2);
         // after the kill, and applied before its record
@@ -220,7 +228,7 @@ fn container_inside_another_one_is_no_holder_of_its_own() {
     story.usage = ContainerUsage { sample: Some(sample), ..ContainerUsage::default() };
     story.event('a', 0.1, EventKind::Started);
     story.event('b', 0.1, EventKind::Started);
-    story.cycle(0.9, &[('a', Some(0.1)), ('b', Some(0.1))], &[("docker", true)]);
+    story.cycle(0.9, &[('a', Some(0.1)), ('b', Some(0.1))], &DOCKER_UP);
     story.reconciler.containers.modify(&id('a')).cgroup = Some("docker/a".into());
     story.reconciler.containers.modify(&id('b')).cgroup = Some("docker/a/docker/b".into());
     global_kill(&mut story, 1.0, "/init.scope", 3);
@@ -242,11 +250,11 @@ fn peaks_of_an_exit_are_those_of_the_whole_run_also_after_a_restart() {
     };
     story.event('a', 0.1, EventKind::Started);
     story.usage = usage(story.at(1.0).unix_seconds(), 60);
-    story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(1.0, &[('a', Some(0.1))], &DOCKER_UP);
     story.settle(1.0);
     story.restart(100.0);
     story.usage = usage(story.at(101.0).unix_seconds(), 20);
-    story.cycle(101.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(101.0, &[('a', Some(0.1))], &DOCKER_UP);
     story.end('a', 102.0, Some(0));
     story.settle(102.0);
     story.settle(110.0);
@@ -259,11 +267,11 @@ fn peaks_of_an_exit_are_those_of_the_whole_run_also_after_a_restart() {
 fn start_before_the_name_is_known_counts_under_the_name() {
     let mut story = Story::new();
     let nameless = |letter| id(letter).short().to_owned();
-    story.cycle_as(1.0, &[('a', Some(0.1))], &[("docker", true)], nameless);
+    story.cycle_as(1.0, &[('a', Some(0.1))], &DOCKER_UP, nameless);
     story.settle(1.0);
-    story.cycle_as(9.0, &[('a', Some(0.1))], &[("docker", true)], nameless);
+    story.cycle_as(9.0, &[('a', Some(0.1))], &DOCKER_UP, nameless);
     story.settle(9.0);
-    story.cycle(10.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(10.0, &[('a', Some(0.1))], &DOCKER_UP);
     story.end('a', 11.0, Some(1));
     story.event('a', 12.0, EventKind::Started);
     story.settle(12.0);
@@ -295,7 +303,7 @@ fn program_without_a_runtime_has_ended_when_its_cgroup_has_no_process() {
     for at in 30..100 {
         cycle(&mut story, f64::from(at), &[80]);
     }
-    assert!(story.reconciler.running("").any(|running| *running == id('a')), "a new run");
+    assert!(story.reconciler.running(RuntimeKind::Missing).any(|running| *running == id('a')), "a new run");
     assert_eq!(story.exits('a').len(), 1);
     let restarts = super::figures(&story.store.totals(), id('a').short()).restarts;
     assert_eq!(restarts, 1, "no runtime will name it");
@@ -306,7 +314,7 @@ fn program_without_a_runtime_has_ended_when_its_cgroup_has_no_process() {
 fn exit_names_a_kill_of_its_own_that_is_not_decided() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
-    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(0.9, &[('a', Some(0.1))], &DOCKER_UP);
     story.kill_in('a', 1.0, 71);
     story.kill(1.1, 900, None, ProcInfo::default());
     story.settle(1.2);
@@ -345,7 +353,7 @@ fn code_0_long_after_the_last_process_is_not_trusted() {
                 processes: if runs { vec![process(71, 1, false)] } else { vec![] },
                 ..ContainerUsage::default() // without a cgroup
             };
-            story.cycle(at, &[('a', Some(0.1))], &[("docker", true)]);
+            story.cycle(at, &[('a', Some(0.1))], &DOCKER_UP);
             story.settle(at);
         }
         assert_eq!(story.reasons('a'), [], "its runtime says that it runs");
@@ -412,11 +420,11 @@ fn times_from_the_future_end_with_the_clock_that_is_corrected() {
 fn exit_is_that_of_its_kill_although_the_clock_was_set_between_them() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
-    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(0.9, &[('a', Some(0.1))], &DOCKER_UP);
     story.end('a', 5.1, KILLED);
     story.settle(5.2);
     story.set_clock(5.5, -600_000);
-    story.cycle(5.9, &[], &[("docker", true)]);
+    story.cycle(5.9, &[], &DOCKER_UP);
     let context = OomContext { task_cgroups: vec![path('a')], ..OomContext::default() };
     let lines =
         vec![(Line::Context(context), ProcInfo::default()), (Line::Killed(killed(71)), ProcInfo::default())];
@@ -439,7 +447,7 @@ fn exit_is_that_of_its_kill_although_the_clock_was_set_between_them() {
 fn exit_names_no_kill_of_the_next_run() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
-    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(0.9, &[('a', Some(0.1))], &DOCKER_UP);
     story.reconciler.set_logs_being_read(Some([id('a')].into()));
     story.end('a', 10.0, Some(1));
     story.event('a', 10.1, EventKind::Started);
@@ -456,9 +464,9 @@ fn exit_names_no_kill_of_the_next_run() {
 fn long_interval_makes_no_kill_of_a_child_the_end() {
     let mut story = killed_child();
     story.settle(1.0);
-    story.cycle(1.2, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(1.2, &[('a', Some(0.1))], &DOCKER_UP);
     story.usage = with_processes(vec![process(70, 1, false)]);
-    story.cycle(61.2, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(61.2, &[('a', Some(0.1))], &DOCKER_UP);
     story.settle(61.2);
     story.end('a', 64.0, KILLED);
     for at in [64.0, 70.0, 90.0] {

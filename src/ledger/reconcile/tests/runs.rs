@@ -1,6 +1,6 @@
 //! Scenarios of runs: which run a kill belongs to, late and repeated reports, reboots.
 
-use super::story::{KILLED, Story, id, killed, path, running, stop_request};
+use super::story::{DOCKER_UP, KILLED, Story, id, killed, path, running, stop_request};
 use crate::discover::EventKind;
 use crate::events::{ExitReason, KillOwner, UsageSample};
 use crate::ledger::reconcile::ProcInfo;
@@ -25,7 +25,7 @@ fn kill_read_after_the_next_start_keeps_its_own_run_and_samples() {
     story.event('a', 0.1, EventKind::Started);
     let sample = UsageSample { at: 1.0, usage_bytes: 64, ..UsageSample::default() };
     story.usage = ContainerUsage { sample: Some(sample), ..ContainerUsage::default() };
-    story.cycle(0.9, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(0.9, &[('a', Some(0.1))], &DOCKER_UP);
     // one step was blocked by the disk: the runtime's events are applied before the log
     story.late_event('a', 1.1, 2.0, ended(KILLED));
     story.late_event('a', 1.3, 2.0, EventKind::Started);
@@ -46,14 +46,14 @@ fn start_that_is_listed_before_its_event_is_the_same_run() {
     story.usage = ContainerUsage { sample: Some(sample), ..ContainerUsage::default() };
     // the runtime's hooks took two seconds, between the time that it reports of the start and the event
     story.late_event('a', 3.0, 3.0, EventKind::Started);
-    story.cycle(3.1, &[('a', Some(1.0))], &[("docker", true)]);
+    story.cycle(3.1, &[('a', Some(1.0))], &DOCKER_UP);
     story.late_event('a', 1.0, 3.2, running(70));
-    story.cycle(4.1, &[('a', Some(1.0))], &[("docker", true)]);
+    story.cycle(4.1, &[('a', Some(1.0))], &DOCKER_UP);
     // after a restart of memledger the runtime repeats the event
     story.settle(4.2);
     story.restart(4.2);
     story.late_event('a', 3.0, 4.3, EventKind::Started);
-    story.cycle(4.4, &[('a', Some(1.0))], &[("docker", true)]);
+    story.cycle(4.4, &[('a', Some(1.0))], &DOCKER_UP);
     story.end('a', 5.0, Some(0));
     story.settle(5.0);
     assert_eq!((story.exits('a').len(), story.counted("a")), (1, (0, 0)));
@@ -62,9 +62,9 @@ fn start_that_is_listed_before_its_event_is_the_same_run() {
     assert_eq!((run.samples, run.observed_seconds.map(f64::round)), (3, Some(1.0)));
     // the next run; what the last one was started with is not its start
     story.late_event('a', 8.0, 8.0, EventKind::Started);
-    story.cycle(8.1, &[('a', Some(1.0))], &[("docker", true)]);
+    story.cycle(8.1, &[('a', Some(1.0))], &DOCKER_UP);
     story.late_event('a', 1.0, 8.2, running(70));
-    story.cycle(9.1, &[('a', Some(6.0))], &[("docker", true)]);
+    story.cycle(9.1, &[('a', Some(6.0))], &DOCKER_UP);
     story.end('a', 10.0, Some(0));
     story.settle(10.0);
     assert_eq!((story.exits('a').len(), story.run_record().samples), (2, 1));
@@ -75,13 +75,13 @@ fn start_that_is_listed_before_its_event_arrives_is_the_same_run() {
     let mut story = Story::new();
     let sample = UsageSample { at: 1.0, usage_bytes: 64, ..UsageSample::default() };
     story.usage = ContainerUsage { sample: Some(sample), ..ContainerUsage::default() };
-    story.cycle(3.1, &[('a', Some(1.0))], &[("docker", true)]);
+    story.cycle(3.1, &[('a', Some(1.0))], &DOCKER_UP);
     story.late_event('a', 3.0, 3.2, EventKind::Started);
     story.late_event('a', 1.0, 3.3, running(70));
     story.settle(3.3);
     story.restart(3.4);
     story.late_event('a', 3.0, 3.5, EventKind::Started);
-    story.cycle(4.1, &[('a', Some(1.0))], &[("docker", true)]);
+    story.cycle(4.1, &[('a', Some(1.0))], &DOCKER_UP);
     story.end('a', 5.0, Some(0));
     story.settle(5.0);
     assert_eq!((story.exits('a').len(), story.run_record().samples), (1, 2));
@@ -114,11 +114,11 @@ fn runs_go_on_to_be_counted_after_the_clock_was_set_back() {
     story.late_event('a', HOUR + 0.8, 0.9, EventKind::Started);
     story.late_event('a', HOUR + 0.8, 0.9, running(70));
     story.settle(1.0);
-    story.cycle(2.0, &[('a', Some(HOUR + 0.8))], &[("docker", true)]);
+    story.cycle(2.0, &[('a', Some(HOUR + 0.8))], &DOCKER_UP);
     story.kill_in('a', 19.9, 70);
     story.end('a', 20.0, KILLED);
     story.event('a', 20.5, EventKind::Started);
-    story.cycle(21.0, &[('a', Some(20.5))], &[("docker", true)]);
+    story.cycle(21.0, &[('a', Some(20.5))], &DOCKER_UP);
     story.end('a', 30.0, Some(0));
     for at in [30.1, 40.0] {
         story.settle(at);
@@ -136,11 +136,11 @@ fn start_after_an_exit_that_was_not_reported_may_be_listed_before_its_event() {
     let sample = UsageSample { at: 1.0, usage_bytes: 64, ..UsageSample::default() };
     story.usage = ContainerUsage { sample: Some(sample), ..ContainerUsage::default() };
     story.event('a', 0.1, EventKind::Started);
-    story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(1.0, &[('a', Some(0.1))], &DOCKER_UP);
     // the engine was restarted, and the container with it
     story.late_event('a', 9.0, 9.0, EventKind::Started);
     story.late_event('a', 7.0, 9.1, running(70));
-    story.cycle(10.0, &[('a', Some(7.0))], &[("docker", true)]);
+    story.cycle(10.0, &[('a', Some(7.0))], &DOCKER_UP);
     story.end('a', 11.0, Some(0));
     story.settle(11.0);
     let durations: Vec<_> =
@@ -221,7 +221,7 @@ fn container_known_only_by_its_kill_is_shown_for_the_configured_time() {
 #[test]
 fn cgroup_that_outlives_its_container_does_not_reopen_the_run() {
     let mut story = Story::new();
-    let runtimes = [("docker", true)];
+    let runtimes = DOCKER_UP;
     story.event('a', 0.1, EventKind::Started);
     story.end('a', 1.0, Some(0));
     for at in [1.5, 8.0, 12.0, 20.0] {
@@ -251,7 +251,7 @@ fn assumed_exit_of_a_container_that_is_listed_again_is_not_counted_twice() {
 #[test]
 fn assumed_exit_does_not_hide_the_one_that_the_runtime_reports_later() {
     let mut story = Story::new();
-    let runtimes = [("docker", true)];
+    let runtimes = DOCKER_UP;
     story.event('a', 0.1, EventKind::Started);
     for (at, listed) in [(1.0, true), (2.0, false), (20.0, false), (25.0, false), (40.0, true), (41.0, true)]
     {
@@ -272,7 +272,7 @@ fn assumed_exit_does_not_hide_the_one_that_the_runtime_reports_later() {
 fn assumed_exit_that_is_undecided_when_the_container_is_listed_again_is_withdrawn() {
     for is_reported in [true, false] {
         let mut story = Story::new();
-        let runtimes = [("docker", true)];
+        let runtimes = DOCKER_UP;
         story.event('a', 0.1, EventKind::Started);
         for (at, listed) in [(1.0, true), (2.0, false), (20.0, false), (31.0, true)] {
             let running: &[_] = if listed { &[('a', Some(0.1))] } else { &[] };
@@ -295,7 +295,7 @@ fn assumed_exit_that_is_undecided_when_the_container_is_listed_again_is_withdraw
 #[test]
 fn exit_that_is_reported_in_the_step_that_reopens_its_run_is_one() {
     let mut story = Story::new();
-    let runtimes = [("docker", true)];
+    let runtimes = DOCKER_UP;
     story.event('a', 0.1, EventKind::Started);
     for (at, listed) in [(1.0, true), (2.0, false), (20.0, false)] {
         let running: &[_] = if listed { &[('a', Some(0.1))] } else { &[] };
@@ -337,7 +337,7 @@ fn run_of_an_earlier_boot_ends_by_the_restart_of_the_host() {
             story.event('a', at, what);
         }
         let listed: &[_] = if report.is_none() { &[('a', Some(102.0))] } else { &[] };
-        story.cycle(103.0, listed, &[("docker", true)]);
+        story.cycle(103.0, listed, &DOCKER_UP);
         story.settle(104.0);
         assert_eq!(story.reasons('a'), [Some(ExitReason::HostRestart)], "{report:?}");
         let at = story.exits('a')[0].at - story.begin.unix_seconds();
@@ -406,7 +406,7 @@ fn crash_loses_at_most_a_minute_of_a_record() {
     story.event('a', 0.1, EventKind::Started);
     let mut stored_after = |at: f64, bytes: u64| {
         hold(&mut story, bytes);
-        story.cycle(at, &[('a', Some(0.1))], &[("docker", true)]);
+        story.cycle(at, &[('a', Some(0.1))], &DOCKER_UP);
         story.settle(at);
         let run = story.stored_record('a');
         (run.samples, run.unreclaimable_peak_bytes)
@@ -421,7 +421,7 @@ fn crash_loses_at_most_a_minute_of_a_record() {
     // memledger is killed and started again: the run goes on from there
     story.restart(125.0);
     hold(&mut story, 150);
-    story.cycle(126.0, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(126.0, &[('a', Some(0.1))], &DOCKER_UP);
     story.end('a', 130.0, Some(0));
     story.settle(130.0);
     let run = story.run_record();
@@ -437,7 +437,7 @@ fn record_has_the_limit_that_was_hit_and_the_memory_of_the_host() {
         story.event('a', 0.1, EventKind::Started);
         story.event('a', 0.1, running(70));
         hold(&mut story, 700);
-        story.cycle(1.0, &[('a', Some(0.1))], &[("docker", true)]);
+        story.cycle(1.0, &[('a', Some(0.1))], &DOCKER_UP);
         let context =
             OomContext { oom_cgroup: Some(context), task_cgroups: vec![path('a')], ..OomContext::default() };
         let lines = vec![

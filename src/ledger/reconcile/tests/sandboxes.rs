@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::story::{Story, id, running};
-use crate::discover::{Container, ContainerSpec, EventKind, Identity, Inventory};
+use crate::discover::{Container, ContainerSpec, EventKind, Identity, Inventory, RuntimeKind};
 use crate::events::ExitReason;
 use crate::ledger::exchange::CycleReport;
 use crate::ledger::reconcile::ProcInfo;
@@ -26,11 +26,11 @@ fn cycle_in(story: &mut Story, at: f64, seen: &[char], is_up: bool, path: impl F
         Arc::new(Container { identity, ..container })
     };
     let listed: Vec<_> = seen.iter().map(|letter| (*letter, None)).collect();
-    let runtimes = vec![("cri", is_up)];
+    let runtimes = vec![(RuntimeKind::Cri, is_up)];
     let containers = seen.iter().map(container).collect();
     let inventory = Arc::new(Inventory { containers, runtimes: runtimes.clone(), ..Inventory::default() });
     let report = story.report(at, &listed, &runtimes, |letter| letter.to_string());
-    story.reconciler.set_connection("cri", None, std::iter::empty::<&Path>());
+    story.reconciler.set_connection(RuntimeKind::Cri, None, std::iter::empty::<&Path>());
     story.reconciler.apply_cycle(story.at(at), &CycleReport { inventory, ..report });
 }
 

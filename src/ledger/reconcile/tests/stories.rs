@@ -1,9 +1,9 @@
 //! Single scenarios: the owner of a kill, whether it ended its container, and what a restart must not change.
 
 use super::figures;
-use super::story::{KILLED, Story, id, killed, path, running, stop_request};
+use super::story::{DOCKER_UP, KILLED, Story, id, killed, path, running, stop_request};
 use crate::config::{Filter, GROUP_SETTING};
-use crate::discover::{ContainerSpec, EventKind, Pod};
+use crate::discover::{ContainerSpec, EventKind, Pod, RuntimeKind};
 use crate::events::{ExitReason, KillOwner, LedgerEvent, Method, Victim};
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::sources::kernel_log::LogPosition;
@@ -365,7 +365,7 @@ fn late_inspect_of_earlier_exit_does_not_end_current_run() {
     story.late_event('a', 0.49, 0.8, EventKind::Ended { exit_code: Some(3), oom_flag: Some(false) });
     story.settle(0.8);
     assert_eq!(story.reasons('a'), [Some(ExitReason::Error)]);
-    assert!(story.reconciler.running("docker").any(|running| *running == id('a')));
+    assert!(story.reconciler.running(RuntimeKind::Docker).any(|running| *running == id('a')));
 }
 
 #[test]
@@ -373,15 +373,15 @@ fn inventory_behind_runtime_events_begins_no_run() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
     story.end('a', 1.0, Some(0));
-    story.cycle(1.1, &[('a', Some(0.1))], &[("docker", true)]);
+    story.cycle(1.1, &[('a', Some(0.1))], &DOCKER_UP);
     story.settle(1.1);
-    assert_eq!(story.reconciler.running("docker").count(), 0);
+    assert_eq!(story.reconciler.running(RuntimeKind::Docker).count(), 0);
     assert_eq!(story.reasons('a').len(), 1);
 }
 
 #[test]
 fn vanished_container_ends_soon_without_runtime_and_later_while_disconnected() {
-    for (runtimes, after) in [(&[][..], 3.0), (&[("docker", true)], 15.0), (&[("docker", false)], 600.0)] {
+    for (runtimes, after) in [(&[][..], 3.0), (&DOCKER_UP, 15.0), (&[(RuntimeKind::Docker, false)], 600.0)] {
         let mut story = Story::new();
         story.cycle(1.0, &[('a', Some(0.1))], runtimes);
         story.cycle(2.0, &[], runtimes);
@@ -405,9 +405,9 @@ fn vanished_container_ends_soon_without_runtime_and_later_while_disconnected() {
 fn vanished_container_without_name_waits_for_its_runtime() {
     let mut story = Story::new();
     let nameless = |letter| id(letter).short().to_owned();
-    let runtimes = [("cri", true)]; // the path does not show the runtime of the cgroup
+    let runtimes = [(RuntimeKind::Cri, true)]; // the path does not show the runtime of the cgroup
     story.cycle_as(2.0, &[('b', None)], &runtimes, nameless);
-    story.reconciler.containers.modify(&id('b')).runtime = "".into();
+    story.reconciler.containers.modify(&id('b')).runtime = RuntimeKind::Missing;
     story.cycle(3.0, &[], &runtimes);
     for at in [12.0, 16.0] {
         story.cycle(at, &[], &runtimes);
@@ -537,7 +537,7 @@ fn kill_of_which_is_undecided_at_a_rename_is_counted_under_the_name_of_its_time(
 #[test]
 fn name_that_is_shared_with_another_runtime_is_no_rename() {
     let mut story = Story::new();
-    let both: &[_] = &[("docker", true)];
+    let both: &[_] = &DOCKER_UP;
     for (at, name) in [(1.0, "a"), (2.0, "a@docker"), (3.0, "a"), (4.0, "a@docker")] {
         story.event('a', 0.1, EventKind::Started);
         story.cycle_as(at, &[('a', Some(0.1))], both, |_| name.to_owned());

@@ -8,7 +8,9 @@ use std::time::Duration;
 use super::{MemoryStore, figures};
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
-use crate::discover::{Container, ContainerId, ContainerSpec, EventKind, Identity, Inventory, RuntimeEvent};
+use crate::discover::{
+    Container, ContainerId, ContainerSpec, EventKind, Identity, Inventory, RuntimeEvent, RuntimeKind,
+};
 use crate::events::{Exit, ExitReason, Kill, KillOwner, Victim};
 use crate::ledger::exchange::{CycleReport, GpuUse};
 use crate::ledger::interval::LogClock;
@@ -21,6 +23,8 @@ use crate::runs::RunRecord;
 use crate::runs::usage::ContainerUsage;
 
 pub const KILLED: Option<i64> = Some(137);
+/// Docker is connected.
+pub const DOCKER_UP: [(RuntimeKind, bool); 1] = [(RuntimeKind::Docker, true)];
 
 pub struct Story {
     pub begin: Timestamp,
@@ -37,7 +41,7 @@ pub struct Story {
     filter: Filter,
     boot: (String, f64),
     /// The connected runtimes, with when they were connected.
-    connected: BTreeMap<&'static str, f64>,
+    connected: BTreeMap<RuntimeKind, f64>,
     clock: LogClock,
     /// The lines of the current block.
     pub block: KillAssembler,
@@ -159,7 +163,7 @@ impl Story {
         };
         let at = self.begin.unix_seconds() + happened;
         RuntimeEvent {
-            runtime: "docker",
+            runtime: RuntimeKind::Docker,
             socket: Arc::default(),
             id: id(letter),
             at,
@@ -232,7 +236,7 @@ impl Story {
         self.reconciler.apply_cgroup_counters(self.at(at), self.at(at), &readings, false);
     }
 
-    pub fn cycle(&mut self, at: f64, running: &[(char, Option<f64>)], runtimes: &[(&'static str, bool)]) {
+    pub fn cycle(&mut self, at: f64, running: &[(char, Option<f64>)], runtimes: &[(RuntimeKind, bool)]) {
         self.cycle_as(at, running, runtimes, |letter| letter.to_string());
     }
 
@@ -241,17 +245,17 @@ impl Story {
         &mut self,
         at: f64,
         running: &[(char, Option<f64>)],
-        runtimes: &[(&'static str, bool)],
+        runtimes: &[(RuntimeKind, bool)],
         name: impl Fn(char) -> String,
     ) {
         for (runtime, is_up) in runtimes {
             if *is_up {
-                self.connected.entry(runtime).or_insert(self.begin.unix_seconds() + at);
+                self.connected.entry(*runtime).or_insert(self.begin.unix_seconds() + at);
             } else {
                 self.connected.remove(runtime);
             }
             let live = is_up.then_some(Path::new("")).into_iter();
-            self.reconciler.set_connection(runtime, self.connected.get(runtime).copied(), live);
+            self.reconciler.set_connection(*runtime, self.connected.get(runtime).copied(), live);
         }
         let handed = self.report(at, running, runtimes, name);
         self.reconciler.apply_cycle(self.at(at), &handed);
@@ -262,10 +266,10 @@ impl Story {
         &self,
         at: f64,
         running: &[(char, Option<f64>)],
-        runtimes: &[(&'static str, bool)],
+        runtimes: &[(RuntimeKind, bool)],
         name: impl Fn(char) -> String,
     ) -> CycleReport {
-        let runtime = runtimes.first().map_or("", |(runtime, _)| runtime);
+        let runtime = runtimes.first().map_or(RuntimeKind::Missing, |(runtime, _)| *runtime);
         let container = |(letter, started): &(char, Option<f64>)| {
             Arc::new(Container {
                 id: id(*letter),

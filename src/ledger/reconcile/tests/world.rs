@@ -10,7 +10,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::clock::Timestamp;
-use crate::discover::ContainerId;
+use crate::discover::{ContainerId, RuntimeKind};
 use crate::events::{ExitReason, OomScope};
 
 /// How a run ends.
@@ -125,11 +125,11 @@ pub enum Runtime {
 }
 
 impl Runtime {
-    /// Returns its name.
-    pub fn name(self) -> &'static str {
+    /// Returns the runtime.
+    pub fn runtime(self) -> RuntimeKind {
         match self {
-            Runtime::Docker | Runtime::TwoSockets => "docker",
-            Runtime::Pods { .. } => "cri",
+            Runtime::Docker | Runtime::TwoSockets => RuntimeKind::Docker,
+            Runtime::Pods { .. } => RuntimeKind::Cri,
         }
     }
 

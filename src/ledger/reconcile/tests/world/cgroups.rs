@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{NAMES, TrueKill, World};
 use crate::attribute::roles::Role;
 use crate::clock::Timestamp;
-use crate::discover::{Cgroup, Container, ContainerSpec, Identity, Inventory};
+use crate::discover::{Cgroup, Container, ContainerSpec, Identity, Inventory, RuntimeKind};
 use crate::ledger::exchange::CycleReport;
 use crate::ledger::sources::cgroup_oom_events::CounterReading;
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
@@ -76,7 +76,7 @@ impl World {
             gpus: vec![],
         };
         let mut inventory =
-            Inventory { runtimes: vec![(self.sources.kind.name(), true)], ..Inventory::default() };
+            Inventory { runtimes: vec![(self.sources.kind.runtime(), true)], ..Inventory::default() };
         for (container, runs) in self.runs.iter().enumerate() {
             let is_listed = |run: &usize| {
                 self.is_running(container, *run, at) && runs[*run].start + self.sources.runtime_lag <= at
@@ -95,7 +95,11 @@ impl World {
         let name = if self.nameless == Some(container) { id.short() } else { &name };
         Container {
             id: id.clone(),
-            runtime: if self.nameless == Some(container) { "" } else { self.sources.kind.name() },
+            runtime: if self.nameless == Some(container) {
+                RuntimeKind::Missing
+            } else {
+                self.sources.kind.runtime()
+            },
             spec: Arc::new(ContainerSpec { image: "image".into(), ..ContainerSpec::default() }),
             started: Some(self.clocks(begin, self.runs[container][run].start).unix_seconds()),
             cgroup: Some(Arc::new(Cgroup {

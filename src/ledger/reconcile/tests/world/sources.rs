@@ -176,7 +176,7 @@ impl World {
         let when = if matches!(what, EventKind::Running { .. }) { when - 100 } else { when };
         RuntimeEvent {
             socket: self.sources.kind.socket_of(container).into(),
-            runtime: self.sources.kind.name(),
+            runtime: self.sources.kind.runtime(),
             id: Self::id(container),
             at: self.clocks(begin, when).unix_seconds(),
             named: Some(Arc::new(ContainerSpec {
