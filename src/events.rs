@@ -426,6 +426,30 @@ pub struct HeldGrowth {
     pub seconds: f64,
 }
 
+/// Where a CUDA out-of-memory error is known from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CudaOomSource {
+    /// The process reports it.
+    #[default]
+    Reporter,
+    /// It is in the container's log, which has only the numbers that the framework prints.
+    Log,
+}
+
+impl CudaOomSource {
+    /// All, in the order of counts.
+    pub const ALL: [Self; 2] = [Self::Reporter, Self::Log];
+
+    /// Returns the label value.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Reporter => "reporter",
+            Self::Log => "log",
+        }
+    }
+}
+
 /// A CUDA out-of-memory error: the GPU, or what the process may take of it, was full. The program may survive it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CudaOom {
@@ -454,8 +478,8 @@ pub struct CudaOom {
     /// The framework that printed the text, such as `torch`, `vllm`, `jax`; empty if it is not known.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub framework: Arc<str>,
-    /// `reporter`: the process itself; `log`: the container's log, which has only the numbers that the framework prints.
-    pub source: Arc<str>,
+    /// Where it is known from.
+    pub source: CudaOomSource,
     /// What was to be allocated. PyTorch rounds it up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tried_bytes: Option<u64>,

@@ -4,9 +4,8 @@ use super::text::time;
 use super::verdict::OWN_ERROR;
 use super::{Cause, Confidence, Verdict, is_cuda_oom};
 use crate::container_logs::tail::LoggedError;
-use crate::events::{CudaOom, Evidence, ExitReason, LedgerEvent};
+use crate::events::{CudaOom, CudaOomSource, Evidence, ExitReason, LedgerEvent};
 use crate::ledger::run::SIGKILL_STATUS;
-use crate::ledger::totals::CudaOomSource;
 use crate::lifecycle::timing::{LOG_TOLERANCE, MAX_LOGGED_AGE};
 use crate::parse::log_error::LogError;
 use crate::text::bytes;
@@ -35,7 +34,7 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, contai
     let is_near = (-LOG_TOLERANCE..=MAX_LOGGED_AGE).contains(&(exit.at - found.at));
     let is_of_ledger = |event: &LedgerEvent| match event {
         LedgerEvent::CudaOom(oom) => {
-            *oom.source == *CudaOomSource::Log.label()
+            oom.source == CudaOomSource::Log
                 && oom.subject.container_id == exit.subject.container_id
                 && is_of_run(oom.at)
         }
@@ -54,7 +53,7 @@ pub fn add_cuda_error(events: &mut Vec<LedgerEvent>, found: &LoggedError, contai
         gpu: "".into(), // the program's number of the device is not the host's
         gpu_uuid: "".into(),
         framework: text.framework.into(),
-        source: CudaOomSource::Log.label().into(),
+        source: CudaOomSource::Log,
         tried_bytes: text.tried,
         total_bytes: text.total,
         free_bytes: text.free,

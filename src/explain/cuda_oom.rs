@@ -2,8 +2,7 @@
 
 use super::text::{name, time};
 use super::{Cause, Confidence, RunSummary};
-use crate::events::{CudaOom, Evidence, Exit, GpuHolder, OwnGpuProcess};
-use crate::ledger::totals::CudaOomSource;
+use crate::events::{CudaOom, CudaOomSource, Evidence, Exit, GpuHolder, OwnGpuProcess};
 use crate::lifecycle::timing::{CUDA_OOM_WINDOW, MAX_UNCAUGHT_AGE};
 use crate::runs::leak::growth_text;
 use crate::runs::setting_names::KnownSetting;
@@ -34,8 +33,8 @@ enum Reason {
 
 /// Returns the errors that processes reported, or those of the log if none did: the log has the same errors, with fewer numbers.
 pub(super) fn best_source(mut ooms: Vec<&CudaOom>) -> Vec<&CudaOom> {
-    if ooms.iter().any(|oom| *oom.source != *CudaOomSource::Log.label()) {
-        ooms.retain(|oom| *oom.source != *CudaOomSource::Log.label());
+    if ooms.iter().any(|oom| oom.source != CudaOomSource::Log) {
+        ooms.retain(|oom| oom.source != CudaOomSource::Log);
     }
     ooms
 }
@@ -69,7 +68,7 @@ pub(super) fn survived(run: &RunSummary<'_>) -> Option<(Cause, Confidence, Strin
     let oom = leading(run)?;
     let (_, why) = proven(oom);
     // a program can write anything into its log
-    let is_reported = *oom.source != *CudaOomSource::Log.label();
+    let is_reported = oom.source != CudaOomSource::Log;
     let confidence = if is_reported { Confidence::Certain } else { Confidence::Likely };
     let what = format!(
         "At {} a program of this container ran out of GPU memory: {}.{why} No end of the container is recorded.",
@@ -238,7 +237,7 @@ pub(super) fn evidence(run: &RunSummary<'_>) -> Vec<Evidence> {
         let known = numbers.into_iter().filter_map(|(what, bytes)| Some((what, bytes?)));
         let parts: Vec<_> = known.map(|(what, bytes)| format!("{what} {}", torch_size(bytes))).collect();
         if !parts.is_empty() {
-            lines.push(Evidence::new(&oom.source, format!("{begin}{}", parts.join(", "))));
+            lines.push(Evidence::new(oom.source.label(), format!("{begin}{}", parts.join(", "))));
         }
     }
     let holders: Vec<_> = oom.holders.iter().take(MAX_HOLDERS).map(holder_text).collect();
@@ -503,8 +502,8 @@ mod tests {
 
     #[test]
     fn errors_of_the_log_count_only_where_no_process_reports() {
-        let of = |source: &str| CudaOom { source: source.into(), ..CudaOom::default() };
-        let (log, reporter) = (of("log"), of("reporter"));
+        let of = |source| CudaOom { source, ..CudaOom::default() };
+        let (log, reporter) = (of(CudaOomSource::Log), of(CudaOomSource::Reporter));
         assert_eq!(best_source(vec![&log, &reporter, &log]), [&reporter]);
         assert_eq!(best_source(vec![&log, &log]).len(), 2);
     }

@@ -34,11 +34,10 @@ use serde::Serialize;
 use crate::discover::history::ExistingContainer;
 use crate::discover::same_start;
 use crate::events::{
-    ContainerRef, CudaOom, Evidence, Exit, ExitReason, Identity, Kill, KillOwner, LedgerEvent, OomReport,
-    PriorUsage, UsageSample, Victim,
+    ContainerRef, CudaOom, CudaOomSource, Evidence, Exit, ExitReason, Identity, Kill, KillOwner, LedgerEvent,
+    OomReport, PriorUsage, UsageSample, Victim,
 };
 use crate::ledger::store::Query;
-use crate::ledger::totals::CudaOomSource;
 use crate::lifecycle::timing::{CAUSE_WINDOW, EXIT_WINDOW};
 use crate::runs::RunRecord;
 pub use answer::WhyDocument;
@@ -298,9 +297,8 @@ struct RunSummary<'a> {
 impl<'a> RunSummary<'a> {
     /// Returns whether its log was read on request, and has the CUDA out-of-memory error that ended it.
     fn has_logged_cuda_oom(&self) -> bool {
-        let is_logged = |oom: &&CudaOom| {
-            oom.id == container_log::UNRECORDED && *oom.source == *CudaOomSource::Log.label()
-        };
+        let is_logged =
+            |oom: &&CudaOom| oom.id == container_log::UNRECORDED && oom.source == CudaOomSource::Log;
         self.cuda_ooms.iter().any(is_logged)
     }
 

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::exchange::{
-    ContainerFigures, CycleReport, GpuProcessUse, GpuUse, GpuUser, LedgerFigures, SharedState,
+    ContainerFigures, CycleReport, GpuProcessUse, GpuUse, GpuUser, LedgerFigures, SharedState, SourceName,
 };
-use crate::events::{ExitReason, GpuError, OTHER_PROCESSES, UsageSample};
+use crate::events::{CudaOomSource, ExitReason, GpuError, OTHER_PROCESSES, UsageSample};
 use crate::runs::sample::{ReportingRank, samples};
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
 
-use super::totals;
 use crate::attribute::{Attribution, Role};
 use crate::catalog::*;
 use crate::clock::Timestamp;
@@ -87,7 +86,7 @@ impl Ledger {
         if let Some(figures) = self.shared_state.figures(context.now) {
             write_host(&figures, series);
             write_containers(&figures, context, &mut shown, series);
-            if figures.sources.contains(&("kmsg", true)) {
+            if figures.sources.contains(&(SourceName::Kmsg, true)) {
                 self.xids.init_at_zero(context, cycle_data, &attribution.gpus);
             }
         }
@@ -99,7 +98,7 @@ impl Ledger {
     /// Passes GPU errors to the ledger service, which makes events of them.
     fn publish_gpu_errors(&mut self, context: &Context<'_>, cycle_data: &CycleData, xids: Vec<ReportedXid>) {
         let figures = self.shared_state.figures(context.now);
-        let is_log_read = figures.is_some_and(|figures| figures.sources.contains(&("kmsg", true)));
+        let is_log_read = figures.is_some_and(|figures| figures.sources.contains(&(SourceName::Kmsg, true)));
         let logged = xids.into_iter().map(|xid| {
             let subject = xid.container.as_ref().and_then(|id| self.containers.subject(id));
             let (gpu, gpu_uuid) = xid.gpu;
@@ -266,7 +265,7 @@ fn write_host(figures: &LedgerFigures, series: &mut Series) {
         series.global(OOM_DUPLICATE_LINES, [], figures.duplicate_lines as f64);
     }
     for (source, up) in &figures.sources {
-        series.global(OOM_SOURCE_UP, [(*source).into()], f64::from(u8::from(*up)));
+        series.global(OOM_SOURCE_UP, [source.label().into()], f64::from(u8::from(*up)));
     }
     if let Some(up) = figures.store_up {
         series.global(STORE_UP, [], f64::from(u8::from(up)));
@@ -328,7 +327,7 @@ fn write_container(figures: &ContainerFigures, number: u32, series: &mut Series)
         series.container(CONTAINER_EXITS, number, [reason.label().into()], exits as f64);
     }
     series.container(CONTAINER_RESTARTS, number, [], figures.restarts as f64);
-    for (source, ooms) in std::iter::zip(totals::CudaOomSource::ALL, figures.cuda_ooms) {
+    for (source, ooms) in std::iter::zip(CudaOomSource::ALL, figures.cuda_ooms) {
         if let Some(ooms) = ooms {
             series.container(CONTAINER_CUDA_OOMS, number, [source.label().into()], ooms as f64);
         }

@@ -90,6 +90,31 @@ impl GpuUser {
 /// Figures that are older are those of a ledger that hangs: it publishes them every ten seconds, and a step takes seconds at most.
 const MAX_FIGURES_AGE: Duration = Duration::from_secs(30);
 
+/// A source of evidence of OOM kills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceName {
+    /// The kernel log.
+    Kmsg,
+    /// The kernel's counter in /proc/vmstat.
+    Vmstat,
+    /// The counters of the containers' cgroups.
+    Cgroup,
+    /// The runtimes.
+    Runtime,
+}
+
+impl SourceName {
+    /// Returns the label value.
+    pub const fn label(self) -> &'static str {
+        match self {
+            SourceName::Kmsg => "kmsg",
+            SourceName::Vmstat => "vmstat",
+            SourceName::Cgroup => "cgroup",
+            SourceName::Runtime => "runtime",
+        }
+    }
+}
+
 /// The ledger's figures at one instant.
 #[derive(Clone, Debug, Default)]
 pub struct LedgerFigures {
@@ -110,7 +135,7 @@ pub struct LedgerFigures {
     /// Second records of the same kill.
     pub duplicate_lines: u64,
     /// Each source, and whether it can be read now.
-    pub sources: Vec<(&'static str, bool)>,
+    pub sources: Vec<(SourceName, bool)>,
     /// Whether events are written to disk; `None` if the configuration keeps them in memory.
     pub store_up: Option<bool>,
     /// Rows of the store that could not be parsed at the start.
@@ -352,7 +377,7 @@ mod tests {
     fn figures_of_a_ledger_that_hangs_have_no_source_that_is_up() {
         let (shared, now) = (SharedState::default(), Timestamp::now());
         assert!(shared.figures(now).is_none() && !shared.has_figures());
-        let sources = vec![("kmsg", true), ("vmstat", false)];
+        let sources = vec![(SourceName::Kmsg, true), (SourceName::Vmstat, false)];
         shared.publish(
             now,
             LedgerFigures { host_kills: 7, sources, store_up: Some(true), ..LedgerFigures::default() },

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::exchange::{LedgerFigures, SharedState};
+use super::exchange::{LedgerFigures, SharedState, SourceName};
 use super::kmsg_reader::KmsgReader;
 use super::reconcile::{Reconciler, ReconcilerConfig};
 use super::store::{EventReader, Store, StoreError};
@@ -434,10 +434,10 @@ impl LedgerService {
         let connections = self.sources.iter().map(|source| source.lock().connection);
         let runtime = self.config.oom.runtime.then(|| runtimes_up(connections)).flatten();
         let sources = [
-            ("kmsg", log),
-            ("vmstat", Some(counted)),
-            ("cgroup", Some(self.counters_up)),
-            ("runtime", runtime),
+            (SourceName::Kmsg, log),
+            (SourceName::Vmstat, Some(counted)),
+            (SourceName::Cgroup, Some(self.counters_up)),
+            (SourceName::Runtime, runtime),
         ];
         figures.sources = sources.into_iter().filter_map(|(source, up)| Some((source, up?))).collect();
         self.shared_state.publish(Timestamp::now(), figures);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::exchange::ContainerFigures;
 use super::store::{LedgerState, StateKind, WriteBatch};
 use crate::clock::{ClockStep, MIN_CLOCK_STEP};
-use crate::events::{ExitReason, Identity, OomScope, Victim};
+use crate::events::{CudaOomSource, ExitReason, Identity, OomScope, Victim};
 
 /// Maximum number of names; beyond that those without recent events are removed.
 const MAX_NAMES: usize = 20_000;
@@ -33,28 +33,6 @@ pub struct ContainerCounters {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     last_cuda_oom: Option<f64>,
     touched: f64,
-}
-
-/// Where a CUDA out-of-memory error is known from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CudaOomSource {
-    /// The process reports it.
-    Reporter,
-    /// It is in the container's log.
-    Log,
-}
-
-impl CudaOomSource {
-    /// All, in the order of counts.
-    pub const ALL: [Self; 2] = [Self::Reporter, Self::Log];
-
-    /// Returns the label value.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Reporter => "reporter",
-            Self::Log => "log",
-        }
-    }
 }
 
 impl ContainerCounters {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use memledger::discover::RuntimeKind;
 use memledger::events::{
-    ContainerRef, CudaOom, Evidence, Exit, ExitReason, GpuHolder, Identity, Kill, KillOwner, LedgerEvent,
-    MemoryHolder, Method, OomReport, OomScope, PriorUsage, ReportProcess, Role, RoleUsage, UsageSample,
-    Victim,
+    ContainerRef, CudaOom, CudaOomSource, Evidence, Exit, ExitReason, GpuHolder, Identity, Kill, KillOwner,
+    LedgerEvent, MemoryHolder, Method, OomReport, OomScope, PriorUsage, ReportProcess, Role, RoleUsage,
+    UsageSample, Victim,
 };
 
 pub const GIB: u64 = 1 << 30;
@@ -184,7 +184,7 @@ pub fn cuda_oom() -> CudaOom {
         rank: Some(0),
         gpu: "0".into(),
         gpu_uuid: "GPU-a".into(),
-        source: "reporter".into(),
+        source: CudaOomSource::Reporter,
         tried_bytes: Some(20 * GIB),
         total_bytes: Some(12 * GIB),
         free_bytes: Some(2 * GIB),

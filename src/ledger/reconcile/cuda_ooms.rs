@@ -8,10 +8,11 @@ use std::time::Duration;
 use super::Reconciler;
 use crate::clock::{ClockStep, Timestamp};
 use crate::discover::ContainerId;
-use crate::events::{ContainerRef, CudaOom, GpuHolder, HeldGrowth, LedgerEvent, OwnGpuProcess};
+use crate::events::{
+    ContainerRef, CudaOom, CudaOomSource, GpuHolder, HeldGrowth, LedgerEvent, OwnGpuProcess,
+};
 use crate::host::process::ProcessId;
 use crate::ledger::exchange::{GpuProcessUse, GpuUse, GpuUser};
-use crate::ledger::totals::CudaOomSource;
 use crate::lifecycle::timing::{MAX_EARLIER_AGE, MAX_RECENT_AGE, UNCAUGHT_TIMEOUT};
 use crate::reporter::message::normalized_uuid;
 use crate::reporter::ooms::ReportedOom;
@@ -143,7 +144,7 @@ impl Reconciler {
             gpu: gpu.map(|gpu| Arc::clone(&gpu.index)).unwrap_or_default(),
             gpu_uuid: gpu.map(|gpu| Arc::clone(&gpu.uuid)).unwrap_or_default(),
             framework: message.framework.unwrap_or_default().into(),
-            source: source_of(oom).label().into(),
+            source: source_of(oom),
             tried_bytes: message.tried,
             total_bytes: message.total,
             free_bytes: message.free,
