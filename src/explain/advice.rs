@@ -214,7 +214,7 @@ fn unreclaimable(before: Option<&PriorUsage>) -> Option<u64> {
     before?.samples.last()?.unreclaimable_bytes
 }
 
-fn held_by<'a>(before: Option<&'a PriorUsage>, role: Role) -> Option<&'a RoleUsage> {
+fn held_by(before: Option<&PriorUsage>, role: Role) -> Option<&RoleUsage> {
     before?.roles.iter().find(|held| held.role == role && held.processes > 0)
 }
 
