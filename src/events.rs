@@ -35,7 +35,7 @@ pub struct ContainerRef {
     /// Image; empty if no runtime reported it.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub image: Arc<str>,
-    /// Its runtime.
+    /// Its runtime; left out if none has been found.
     #[serde(default, skip_serializing_if = "RuntimeKind::is_missing")]
     pub runtime: RuntimeKind,
     /// Number of the run in this ledger: with the id of the container it names the run. `None` if no run is known, and in events from
@@ -823,4 +823,19 @@ pub struct MemoryHolder {
     pub name: Arc<str>,
     /// Memory that the kernel could not reclaim.
     pub unreclaimable_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_the_store_and_the_api_stay() {
+        use Method::{Cgroup, Kmsg, Proc, Processes, Runtime, Set};
+        let methods = [Kmsg, Proc, Processes, Cgroup, Runtime, Set].map(|method| method.to_string());
+        assert_eq!(methods, ["kmsg", "proc", "processes", "cgroup", "runtime", "set"]);
+        for source in CudaOomSource::ALL {
+            assert_eq!(serde_json::to_value(source).unwrap(), source.label());
+        }
+    }
 }

@@ -7,7 +7,7 @@ use super::{Identity, Pod};
 use crate::config::{Filter, GROUP_SETTING, OwnerLabels, RunSettings, label_settings};
 use crate::text::bounded;
 
-/// What a container is. It is created once, by its runtime's module, and shared by all that know the container.
+/// What a container is, as the module of its runtime read it. The record, the inventory and the events of a container share it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerSpec {
     /// The name, without the leading slash of the API; in a pod, the one in the pod's specification.
@@ -25,7 +25,7 @@ pub struct ContainerSpec {
     pub settings: RunSettings,
     /// Labels that name its owner.
     pub owners: OwnerLabels,
-    /// The user whose engine or run it is; `None` if it is only remembered.
+    /// The user whose engine or run it is; `None` if that is not known.
     pub user: Option<u32>,
     /// Whether its labels pass `--container.label`.
     pub labels_match: bool,

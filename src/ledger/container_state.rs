@@ -15,7 +15,7 @@ use crate::clock::{ClockStep, Timestamp, is_same_report};
 use crate::discover::{ContainerId, PathClaim, RuntimeEvent, RuntimeKind};
 use crate::events::{ContainerRef, Identity, PriorUsage};
 use crate::lifecycle::timing::{CLOCK_TOLERANCE, MAX_START_EVENT_DELAY, START_TOLERANCE, STOP_REPORT_DELAY};
-use crate::lifecycle::{ReportedEnd, RunId, RunNumber, RunStart, StartOf, StartReport};
+use crate::lifecycle::{ReportedEnd, ReportedRun, RunId, RunNumber, RunStart, StartReport};
 use crate::parse::kubernetes;
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage_history::roles;
@@ -336,7 +336,8 @@ impl ContainerState {
             return None;
         }
         let mut runs = self.ended_runs.iter_mut().chain(&mut self.run);
-        let run = runs.find_map(|run| run.phase.record().then_some(&*run))?.clone();
+        let is_new = |run: &mut Run| run.phase.record() && !(run.has_exit && run.phase.is_end_assumed());
+        let run = runs.find_map(|run| is_new(run).then_some(&*run))?.clone();
         let ended = run.ended().unwrap_or(f64::INFINITY);
         Some(RunTransition::Ended(Box::new(End {
             id: id.clone(),
@@ -384,14 +385,14 @@ impl ContainerState {
         let previous_end = self.previous_end();
         if let Some(run) = self.run.as_mut() {
             match run.start.compare(&run.phase, report, previous_end) {
-                StartOf::Earlier => return transitions,
-                StartOf::This => {
+                ReportedRun::Earlier => return transitions,
+                ReportedRun::This => {
                     run.pid = run.pid.or(pid);
                     run.start.add(report, &run.phase, previous_end);
                     return transitions;
                 }
-                // its end was not reported, unless it is known
-                StartOf::Next => run.phase.assume_end(report.at.or(run.begin()).unwrap_or_default()),
+                // its end was not reported, unless it is known; one of another boot has its time
+                ReportedRun::Next => run.phase.assume_end(report.at.unwrap_or_default()),
             }
         }
         let may_be_sandbox = self.may_be_sandbox();
@@ -484,7 +485,7 @@ impl ContainerState {
                 run.ended().is_some_and(|ended| (ended - runtime_event.at).abs() < START_TOLERANCE)
             };
             if let Some(earlier) = self.ended_runs.iter_mut().rev().find(is_same) {
-                earlier.phase.report_end(&report);
+                earlier.phase.complete_end(&report);
                 return vec![];
             }
         }

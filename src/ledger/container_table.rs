@@ -409,7 +409,9 @@ impl ContainerTable {
     fn reopen_listed(&mut self, now: Timestamp, container: &Container) -> Option<RunTransition> {
         let run = self.entry(&container.id).run.as_mut()?;
         // the inventory may be slightly older than the exit; without a runtime the cgroup had no process, and has new ones
+        let is_recorded = run.phase.end().is_some_and(|end| end.is_recorded);
         let is_same = !container.runtime.is_missing() && run.phase.reopen(now.unix_seconds());
+        run.has_exit |= is_same && is_recorded;
         is_same
             .then(|| RunTransition::Reopened(RunId { container: container.id.clone(), number: run.number }))
     }
@@ -421,7 +423,7 @@ impl ContainerTable {
         };
         let is_later = |(one, other): (f64, f64)| other >= one + START_TOLERANCE;
         run.start.first.zip(container.started).is_some_and(is_later)
-            || run.phase.is_before_restart()
+            || run.phase.is_of_another_boot()
             || run.ended().is_some() && container.runtime.is_missing()
     }
 
@@ -508,10 +510,12 @@ impl ContainerTable {
     /// Marks the runs that had not ended before the host was restarted at this Unix time. If it `is_known` that there is none of this
     /// boot among them, those that seem to have begun later are marked too: the clock may have been wrong.
     pub fn apply_host_restart(&mut self, at: f64, is_known: bool) {
-        let is_of_old_boot = |run: &&mut Run| is_known || run.begin().is_none_or(|begin| begin < at);
+        let is_of_old_boot = |run: &&mut Run| {
+            run.ended().is_none() && (is_known || run.begin().is_none_or(|begin| begin < at))
+        };
         for (id, state) in &mut self.states {
             if let Some(run) = state.run.as_mut().filter(is_of_old_boot) {
-                run.phase.outlive(at);
+                run.phase.restart_host(at);
                 self.changed.push(id.clone());
             }
         }

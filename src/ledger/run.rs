@@ -66,6 +66,9 @@ pub struct Run {
     pub cuda_oom_in_log: Option<f64>,
     /// Unix time of the last one that a process did not catch.
     pub uncaught_cuda_oom: Option<f64>,
+    /// An end of it is an event that was decided, and it was listed again: without a report it has no second one.
+    #[serde(default)]
+    pub(super) has_exit: bool,
     /// What the record of this run will have; empty once the record is complete.
     pub(super) figures: RunFigures,
     /// When the next run was noticed.

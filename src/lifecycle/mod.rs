@@ -18,4 +18,4 @@ pub mod timing;
 
 pub use id::{RunId, RunNumber};
 pub use phase::{EndSource, ReportedEnd, RunEnd, RunPhase};
-pub use start::{RunStart, StartOf, StartReport};
+pub use start::{ReportedRun, RunStart, StartReport};

@@ -5,15 +5,16 @@ use serde::{Deserialize, Serialize};
 use super::timing::REOPEN_AFTER;
 use crate::clock::{ClockStep, Timestamp};
 
-/// How far a run is. A container that is only listed, without a sign that a process of it ran, has no run.
+/// How far a run is. A container that was only created has no run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RunPhase {
     /// It has begun, and nothing shows that it has ended.
     #[default]
     Running,
-    /// It is not listed any more, or it began in another boot of the host. Its end may still be reported.
+    /// Its end is to be expected: it is not listed any more, or it began in another boot of the host. The end may still be reported.
     Missing {
-        /// The first cycle that did not list it.
+        /// The first cycle that did not list it, if it is not listed.
         #[serde(skip)]
         since: Option<Timestamp>,
         /// Unix time of the restart of the host before which it must have ended.
@@ -40,6 +41,7 @@ pub struct RunEnd {
 
 /// How the end of a run became known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum EndSource {
     /// Its runtime reported it.
     Reported,
@@ -91,7 +93,11 @@ impl RunPhase {
 
     /// Returns whether no source reported the end.
     pub fn is_end_unreported(&self) -> bool {
-        self.end().is_some_and(|end| matches!(end.source, EndSource::Assumed | EndSource::HostRestart))
+        self.end().is_some_and(|end| match end.source {
+            EndSource::Assumed => true,
+            EndSource::HostRestart => end.exit_code.is_none(),
+            EndSource::Reported | EndSource::ReportedLate => false,
+        })
     }
 
     /// Returns whether its end was reported so late that an exit code of 0 is not believed.
@@ -99,14 +105,9 @@ impl RunPhase {
         self.end().is_some_and(|end| end.source == EndSource::ReportedLate)
     }
 
-    /// Returns whether a restart of the host ended it.
-    pub fn is_ended_by_restart(&self) -> bool {
+    /// Returns whether it began in another boot of the host, whose restart ended it.
+    pub fn is_of_another_boot(&self) -> bool {
         self.restarted().is_some()
-    }
-
-    /// Returns whether it began in another boot of the host and has no end yet.
-    pub fn is_before_restart(&self) -> bool {
-        self.end().is_none() && self.restarted().is_some()
     }
 
     fn restarted(&self) -> Option<f64> {
@@ -138,7 +139,7 @@ impl RunPhase {
     }
 
     /// The host was restarted at this Unix time.
-    pub fn outlive(&mut self, at: f64) {
+    pub fn restart_host(&mut self, at: f64) {
         match self {
             Self::Running => *self = Self::Missing { since: None, restarted: Some(at) },
             Self::Missing { restarted, .. } => *restarted = Some(at),
@@ -165,7 +166,10 @@ impl RunPhase {
         if let Self::Ended(end) = self
             && end.is_recorded
         {
-            end.add(report);
+            end.complete(report);
+            if end.source == EndSource::Assumed {
+                end.source = EndSource::Reported;
+            }
             return false;
         }
         let (at, source) = match (restarted, report.reported_at) {
@@ -173,10 +177,16 @@ impl RunPhase {
             (None, Some(_)) => (report.at, EndSource::ReportedLate),
             (None, None) => (report.at, EndSource::Reported),
         };
-        let mut end = RunEnd { at, source, exit_code: None, oom_flag: None, is_recorded: false };
-        end.add(report);
-        *self = Self::Ended(end);
+        let exit_code = report.exit_code.filter(|code| *code != 0 || report.reported_at.is_none());
+        *self = Self::Ended(RunEnd { at, source, exit_code, oom_flag: report.oom_flag, is_recorded: false });
         true
+    }
+
+    /// Adds to an end what a later report of it has besides.
+    pub fn complete_end(&mut self, report: &ReportedEnd) {
+        if let Self::Ended(end) = self {
+            end.complete(report);
+        }
     }
 
     /// Continues it, if its end was only assumed and it is listed so long after that. Returns whether it goes on.
@@ -205,14 +215,10 @@ impl RunPhase {
 }
 
 impl RunEnd {
-    /// Adds what a report has besides.
-    pub fn add(&mut self, report: &ReportedEnd) {
+    fn complete(&mut self, report: &ReportedEnd) {
         let is_believed = |code: &i64| *code != 0 || self.source != EndSource::ReportedLate;
         self.exit_code = self.exit_code.or(report.exit_code.filter(is_believed));
         self.oom_flag = self.oom_flag.or(report.oom_flag);
-        if self.source == EndSource::Assumed {
-            self.source = EndSource::Reported;
-        }
     }
 }
 
@@ -292,14 +298,15 @@ mod tests {
         let first = Timestamp::now();
         for (name, before) in phases(first) {
             let mut phase = before;
-            phase.outlive(70.0);
+            phase.restart_host(70.0);
             let wanted = match before {
                 RunPhase::Running => missing(None, Some(70.0)),
                 RunPhase::Missing { since, .. } => missing(since, Some(70.0)),
                 RunPhase::Ended(_) => before,
             };
             assert_eq!(phase, wanted, "{name}");
-            assert_eq!(phase.is_before_restart(), before.end().is_none(), "{name}");
+            let is_its_end = before.end().is_none() || name == "host restart";
+            assert_eq!(phase.is_of_another_boot(), is_its_end, "{name}");
         }
     }
 
@@ -342,6 +349,19 @@ mod tests {
     }
 
     #[test]
+    fn later_report_adds_to_an_end_and_changes_no_source() {
+        for (name, before) in phases(Timestamp::now()) {
+            let mut phase = before;
+            phase.complete_end(&report(60.0, 3));
+            let mut wanted = before;
+            if let RunPhase::Ended(end) = &mut wanted {
+                end.exit_code = end.exit_code.or(Some(3));
+            }
+            assert_eq!(phase, wanted, "{name}");
+        }
+    }
+
+    #[test]
     fn success_is_not_believed_of_an_end_that_is_reported_long_after_it() {
         let late = |exit_code| ReportedEnd { reported_at: Some(90.0), ..report(60.0, exit_code) };
         for (exit_code, believed) in [(0, None), (137, Some(137))] {
@@ -356,6 +376,13 @@ mod tests {
                 "nor when it is repeated"
             );
         }
+        let mut phase = missing(None, Some(50.0));
+        phase.report_end(&late(0));
+        assert_eq!(
+            phase,
+            ended(50.0, EndSource::HostRestart, None, false),
+            "nor after a restart of the host"
+        );
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub struct StartReport {
 
 /// The run of which a start was reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StartOf {
+pub enum ReportedRun {
     /// The one that is compared.
     This,
     /// One before it.
@@ -50,14 +50,14 @@ impl RunStart {
     }
 
     /// Returns which run began by a report. `previous_end`: when the run before this one ended.
-    pub fn compare(&self, phase: &RunPhase, report: StartReport, previous_end: Option<f64>) -> StartOf {
+    pub fn compare(&self, phase: &RunPhase, report: StartReport, previous_end: Option<f64>) -> ReportedRun {
         let is_after = |end: f64| self.begin().is_some_and(|begin| end <= begin);
         let is_before = |end: f64| report.at.is_some_and(|at| at < end);
         if previous_end.is_some_and(|end| is_after(end) && is_before(end)) {
-            return StartOf::Earlier; // repeated
+            return ReportedRun::Earlier; // repeated
         }
         let is_this = match (self.first, report.at, phase.ended()) {
-            _ if phase.is_before_restart() => false,
+            (_, _, None) if phase.is_of_another_boot() => false,
             // a late report after the exit; a start after that exit is another run, however soon it came
             (first, Some(at), Some(ended)) => {
                 at <= ended || first.is_some_and(|first| is_same_report(first, at))
@@ -69,9 +69,9 @@ impl RunStart {
         };
         let is_late = || self.begin().zip(report.at).is_some_and(|(begin, at)| at < begin);
         match is_this {
-            true => StartOf::This,
-            false if is_late() => StartOf::Earlier,
-            false => StartOf::Next,
+            true => ReportedRun::This,
+            false if is_late() => ReportedRun::Earlier,
+            false => ReportedRun::Next,
         }
     }
 
@@ -132,27 +132,27 @@ mod tests {
     #[test]
     fn each_report_of_a_start_is_of_one_run() {
         let mut old_boot = RunPhase::Running;
-        old_boot.outlive(150.0);
+        old_boot.restart_host(150.0);
         // the run began at 100, and the one before it ended at 90
         for (phase, at, is_event, of) in [
-            (RunPhase::Running, 100.0, LIST, StartOf::This),
-            (RunPhase::Running, 99.5, LIST, StartOf::This),
-            (RunPhase::Running, 95.0, LIST, StartOf::This),
-            (RunPhase::Running, 100.9, LIST, StartOf::This),
-            (RunPhase::Running, 104.0, EVENT, StartOf::This),
-            (RunPhase::Running, 104.0, LIST, StartOf::Next),
-            (RunPhase::Running, 106.0, EVENT, StartOf::Next),
-            (RunPhase::Running, 89.0, LIST, StartOf::Earlier),
-            (RunPhase::Running, 89.0, EVENT, StartOf::Earlier),
-            (ended(120.0), 100.0, EVENT, StartOf::This),
-            (ended(120.0), 119.0, EVENT, StartOf::This),
-            (ended(120.0), 120.1, EVENT, StartOf::Next),
-            (ended(100.1), 100.3, EVENT, StartOf::Next),
-            (ended(99.9), 100.0, EVENT, StartOf::This),
-            (ended(120.0), 80.0, LIST, StartOf::Earlier),
-            (old_boot, 100.0, LIST, StartOf::Next),
-            (old_boot, 160.0, EVENT, StartOf::Next),
-            (old_boot, 95.0, EVENT, StartOf::Earlier),
+            (RunPhase::Running, 100.0, LIST, ReportedRun::This),
+            (RunPhase::Running, 99.5, LIST, ReportedRun::This),
+            (RunPhase::Running, 95.0, LIST, ReportedRun::This),
+            (RunPhase::Running, 100.9, LIST, ReportedRun::This),
+            (RunPhase::Running, 104.0, EVENT, ReportedRun::This),
+            (RunPhase::Running, 104.0, LIST, ReportedRun::Next),
+            (RunPhase::Running, 106.0, EVENT, ReportedRun::Next),
+            (RunPhase::Running, 89.0, LIST, ReportedRun::Earlier),
+            (RunPhase::Running, 89.0, EVENT, ReportedRun::Earlier),
+            (ended(120.0), 100.0, EVENT, ReportedRun::This),
+            (ended(120.0), 119.0, EVENT, ReportedRun::This),
+            (ended(120.0), 120.1, EVENT, ReportedRun::Next),
+            (ended(100.1), 100.3, EVENT, ReportedRun::Next),
+            (ended(99.9), 100.0, EVENT, ReportedRun::This),
+            (ended(120.0), 80.0, LIST, ReportedRun::Earlier),
+            (old_boot, 100.0, LIST, ReportedRun::Next),
+            (old_boot, 160.0, EVENT, ReportedRun::Next),
+            (old_boot, 95.0, EVENT, ReportedRun::Earlier),
         ] {
             let report = StartReport { at: Some(at), is_event };
             assert_eq!(run(100.0).compare(&phase, report, Some(90.0)), of, "{phase:?} {at} {is_event}");
@@ -160,10 +160,27 @@ mod tests {
     }
 
     #[test]
+    fn event_of_a_start_comes_once_and_moves_its_end() {
+        let mut start = run(100.0);
+        start.add(StartReport { at: Some(103.0), is_event: EVENT }, &RunPhase::Running, None);
+        start.add(StartReport { at: Some(98.0), is_event: LIST }, &RunPhase::Running, None);
+        for (at, is_event, of) in [
+            (103.9, LIST, ReportedRun::This),
+            (104.5, LIST, ReportedRun::Next),
+            (104.5, EVENT, ReportedRun::Next),
+            (97.5, LIST, ReportedRun::This),
+            (96.0, LIST, ReportedRun::This),
+        ] {
+            let report = StartReport { at: Some(at), is_event };
+            assert_eq!(start.compare(&RunPhase::Running, report, Some(90.0)), of, "{at} {is_event}");
+        }
+    }
+
+    #[test]
     fn source_without_a_time_knows_only_that_something_runs() {
         let unknown = StartReport { at: None, is_event: LIST };
-        assert_eq!(run(100.0).compare(&RunPhase::Running, unknown, None), StartOf::This);
-        assert_eq!(run(100.0).compare(&ended(120.0), unknown, None), StartOf::Next);
+        assert_eq!(run(100.0).compare(&RunPhase::Running, unknown, None), ReportedRun::This);
+        assert_eq!(run(100.0).compare(&ended(120.0), unknown, None), ReportedRun::Next);
         let mut start = RunStart::new(unknown);
         assert_eq!(start.begin(), None);
         start.add(StartReport { at: Some(7.0), is_event: EVENT }, &RunPhase::Running, None);

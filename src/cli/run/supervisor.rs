@@ -18,7 +18,7 @@ use super::cgroup::RunCgroup;
 use super::{HOLD_VERB, LAUNCH_ERROR, START_VERB, note};
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::discover::run::record::{ReceivedSignal, RunEnd, SpooledRun};
+use crate::discover::run::record::{ReceivedSignal, RecordedEnd, SpooledRun};
 use crate::discover::run::spool::UserSpool;
 use crate::host::process::ProcessId;
 use crate::host::signals;
@@ -180,7 +180,7 @@ impl Supervisor<'_> {
     fn finish(&mut self, status: ExitStatus, holder: Option<Holder>) {
         let oom_kills = self.cgroup.as_ref().and_then(RunCgroup::oom_kills);
         let at = Timestamp::now().unix_seconds();
-        self.run.end = Some(RunEnd { at, exit_code: exit_code(status), oom_kills });
+        self.run.end = Some(RecordedEnd { at, exit_code: exit_code(status), oom_kills });
         self.record();
         drop(holder);
         if let Some(cgroup) = &self.cgroup {

@@ -89,7 +89,8 @@ impl Watcher<'_> {
 
     /// Returns the event with the user whose engine reported it.
     pub fn of_engine(&self, mut runtime_event: RuntimeEvent) -> RuntimeEvent {
-        runtime_event.named.iter_mut().for_each(|spec| Arc::make_mut(spec).user = Some(self.user));
+        let of_another = runtime_event.named.iter_mut().filter(|spec| spec.user != Some(self.user));
+        of_another.for_each(|spec| Arc::make_mut(spec).user = Some(self.user));
         runtime_event
     }
 

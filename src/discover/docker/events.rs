@@ -12,7 +12,7 @@ use bollard::models::EventMessage;
 use nix::sys::signal::Signal;
 
 use crate::clock::Timestamp;
-use crate::config::Filter;
+use crate::config::{Filter, GROUP_SETTING};
 use crate::discover::{ContainerId, ContainerRecord, ContainerSpec, EventKind, RuntimeEvent, RuntimeKind};
 use crate::host::bounds::CONTAINER_ID;
 
@@ -92,7 +92,8 @@ impl DockerEvent {
         };
         let mut named = self.record(runtime, filter).map(|record| record.spec);
         if let (EventKind::Oom | EventKind::SignalRequested { .. }, Some(spec)) = (&what, &mut named) {
-            Arc::make_mut(spec).settings = vec![]; // there may be many in one run
+            // there may be many in one run
+            Arc::make_mut(spec).settings.retain(|(name, _)| **name == *GROUP_SETTING);
         }
         let socket = Arc::default(); // set by the follower
         Some(RuntimeEvent { runtime, socket, id: self.id.clone(), at: self.at, named, what })
@@ -205,7 +206,11 @@ pub mod tests {
         assert_eq!(named.group_setting().map(|group| &**group), Some("vision"));
         assert_eq!(named.settings, [("group".into(), "vision".into()), ("seed".into(), "7".into())]);
         let signal = event("a", "kill", 1, &attributes).runtime_event(RuntimeKind::Docker, &filter, true);
-        assert_eq!(signal.unwrap().named.unwrap().settings, [], "there may be many");
+        assert_eq!(
+            signal.unwrap().named.unwrap().settings,
+            [("group".into(), "vision".into())],
+            "there may be many"
+        );
         assert_eq!(
             event("a", "create", 1, &[]).runtime_event(RuntimeKind::Docker, &filter, false).unwrap().named,
             None

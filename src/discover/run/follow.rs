@@ -240,7 +240,7 @@ fn unix_seconds(time: SystemTime) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::super::record::tests::spooled;
-    use super::super::record::{RunEnd, new_id};
+    use super::super::record::{RecordedEnd, new_id};
     use super::*;
     use crate::host::process::ProcessId;
 
@@ -258,7 +258,7 @@ mod tests {
     }
 
     fn ended(run: &SpooledRun, at: f64) -> SpooledRun {
-        let end = Some(RunEnd { at, exit_code: 3, oom_kills: None });
+        let end = Some(RecordedEnd { at, exit_code: 3, oom_kills: None });
         SpooledRun { end, ..run.clone() }
     }
 

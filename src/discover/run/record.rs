@@ -35,7 +35,7 @@ pub struct ReceivedSignal {
 
 /// The end of a command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RunEnd {
+pub struct RecordedEnd {
     /// Unix time.
     pub at: f64,
     /// Exit status; 128 + n after signal n.
@@ -74,7 +74,7 @@ pub struct SpooledRun {
     pub signals: Vec<ReceivedSignal>,
     /// `None` while it runs, and if `memledger run` itself was killed.
     #[serde(default)]
-    pub end: Option<RunEnd>,
+    pub end: Option<RecordedEnd>,
     /// One of its processes existed when it was read.
     #[serde(skip)]
     pub is_alive: bool,
@@ -281,7 +281,7 @@ pub(super) mod tests {
         let gone = SpooledRun { supervisor: reused, ..run.clone() };
         assert!(!is_running(&gone, "boot"));
         assert!(is_running(&SpooledRun { command: Some(own), ..gone }, "boot"));
-        let end = Some(RunEnd { at: 2.0, exit_code: 0, oom_kills: None });
+        let end = Some(RecordedEnd { at: 2.0, exit_code: 0, oom_kills: None });
         assert!(!is_running(&SpooledRun { end, ..run }, "boot"));
     }
 
@@ -295,7 +295,7 @@ pub(super) mod tests {
                 .map(|(name, value)| (name.into(), value.into()))
                 .into(),
             signals: vec![ReceivedSignal { signal: 15, at: 1e12 }; 100],
-            end: Some(RunEnd { at: 1e12, exit_code: i64::MAX, oom_kills: None }),
+            end: Some(RecordedEnd { at: 1e12, exit_code: i64::MAX, oom_kills: None }),
             ..spooled(&new_id(uid).unwrap(), "train", 1e12)
         };
         let read = forged.clone().checked(uid, &host_paths, 9.0).unwrap();

@@ -236,7 +236,7 @@ fn read_record(path: &Path, uid: u32) -> Option<SpooledRun> {
 #[cfg(test)]
 mod tests {
     use super::super::record::tests::spooled;
-    use super::super::record::{RunEnd, new_id};
+    use super::super::record::{RecordedEnd, new_id};
     use super::*;
 
     fn user_spool(folder: &Path) -> UserSpool {
@@ -259,7 +259,7 @@ mod tests {
         spool.write(&run).unwrap();
         let names = || read_all(folder.path()).into_iter().map(|run| (run.name, run.end)).collect::<Vec<_>>();
         assert_eq!(names(), [("train".to_owned(), None)]);
-        run.end = Some(RunEnd { at: 9.0, exit_code: 137, oom_kills: Some(1) });
+        run.end = Some(RecordedEnd { at: 9.0, exit_code: 137, oom_kills: Some(1) });
         spool.write(&run).unwrap();
         assert_eq!(names(), [("train".to_owned(), run.end.clone())]);
         run.labels = [("a".to_owned(), "x".repeat(SPOOLED_RUN.max_bytes))].into();
@@ -317,7 +317,7 @@ mod tests {
     fn oldest_ended_records_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let spool = user_spool(folder.path());
-        let end = Some(RunEnd { at: 9.0, exit_code: 0, oom_kills: None });
+        let end = Some(RecordedEnd { at: 9.0, exit_code: 0, oom_kills: None });
         let runs = SPOOLED_RUNS_OF_USER.max / 2 + 3;
         for number in 0..runs {
             let run = spooled(&own_id(), "train", number as f64);

@@ -371,7 +371,7 @@ impl Reconciler {
         if let Some((id, scope)) = run.and_then(|run| run.ended_by) {
             return Some(Decision { may_be: self.ownerless_near(pending), ..Decision::oom(id, scope) });
         }
-        if run.is_some_and(|run| run.phase.is_ended_by_restart()) {
+        if run.is_some_and(|run| run.phase.is_of_another_boot()) {
             return Some(Decision::of(ExitReason::HostRestart));
         }
         let request = run.map_or(StopRequest::None, |run| stop_request(run, exit.at, exit.exit_code));

@@ -433,6 +433,9 @@ impl Reconciler {
         let id = self.pending_exits.remove(at).exit.id;
         self.changes.events.insert(id, None);
         self.changes.runs.remove(&id);
+        if let Some(run) = self.containers.modify(&run.container).run_mut(run.number) {
+            run.has_exit = false;
+        }
     }
 
     fn new_id(&mut self) -> u64 {

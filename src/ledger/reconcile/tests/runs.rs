@@ -269,6 +269,20 @@ fn assumed_exit_does_not_hide_the_one_that_the_runtime_reports_later() {
 }
 
 #[test]
+fn run_whose_end_is_assumed_twice_has_one_exit() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    let gaps = [(1.0, true), (2.0, false), (25.0, false), (40.0, true), (50.0, false), (75.0, false)];
+    for (at, listed) in gaps {
+        let running: &[_] = if listed { &[('a', Some(0.1))] } else { &[] };
+        story.cycle(at, running, &DOCKER_UP);
+        story.settle(at);
+    }
+    story.settle(90.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)]);
+}
+
+#[test]
 fn assumed_exit_that_is_undecided_when_the_container_is_listed_again_is_withdrawn() {
     for is_reported in [true, false] {
         let mut story = Story::new();
