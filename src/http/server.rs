@@ -414,10 +414,90 @@ async fn make_response(
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use rustix::net::sockopt;
+    use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
+    use crate::series::{Label, Row, Series};
+    use crate::stats::http_stats::HttpStats;
+
+    /// Counts the warnings that are logged.
+    #[derive(Clone, Default)]
+    struct WarningCounter(Arc<AtomicUsize>);
+
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for WarningCounter {
+        fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+            let is_warning = *event.metadata().level() == tracing::Level::WARN;
+            self.0.fetch_add(usize::from(is_warning), Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn accepts_that_fail_now_and_then_are_logged_once() {
+        let (accepts, started, warnings) =
+            (AtomicUsize::new(0), AtomicUsize::new(0), WarningCounter::default());
+        let (accepts, started) = (&accepts, &started);
+        // the sixth one never ends
+        let accept = || async move {
+            match accepts.fetch_add(1, Ordering::Relaxed) {
+                5.. => std::future::pending().await,
+                number if number % 2 == 0 => Err(rustix::io::Errno::MFILE.into()),
+                _ => Ok(()),
+            }
+        };
+        let stop = async {
+            while accepts.load(Ordering::Relaxed) < 6 {
+                tokio::task::yield_now().await;
+            }
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let start = |(), _: &mut JoinSet<()>| _ = started.fetch_add(1, Ordering::Relaxed);
+        let accepting = accept_until(stop, accept, start);
+        let subscriber = tracing_subscriber::registry().with(warnings.clone());
+        tracing::subscriber::with_default(subscriber, || drop(runtime.block_on(accepting)));
+        assert_eq!((started.load(Ordering::Relaxed), warnings.0.load(Ordering::Relaxed)), (2, 1));
+    }
+
+    /// Returns how many connections were rejected, by the label of the reason.
+    fn rejected(http_stats: &HttpStats, reason: &str) -> f64 {
+        let mut series = Series::default();
+        http_stats.write(&mut series);
+        let of_reason = |row: &&Row| matches!(series.labels(row), [Label::Fixed(label)] if *label == reason);
+        series.rows().iter().filter(of_reason).map(|row| row.value).sum()
+    }
+
+    #[test]
+    fn connection_above_the_limit_is_counted_once_if_its_handshake_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("web.yml");
+        let rcgen::CertifiedKey { cert, signing_key } =
+            rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        std::fs::write(folder.path().join("cert.pem"), cert.pem()).unwrap();
+        std::fs::write(folder.path().join("key.pem"), signing_key.serialize_pem()).unwrap();
+        std::fs::write(&file, "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n").unwrap();
+        let file = format!("--web.config.file={}", file.display());
+        let config = crate::http::test_server::config_of(&["--web.max-connections=4", &file]); // one for this host
+        let http_stats = Arc::new(HttpStats::default());
+        let access_control = Arc::new(AccessControl::new(&config, Arc::clone(&http_stats)).unwrap());
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        let routes = CurrentRoutes::new(axum::Router::new());
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let serving = runtime.spawn(serve(listener, routes, access_control, stopped.map(drop)));
+        let clients = [(); 2].map(|()| std::net::TcpStream::connect(address).unwrap());
+        for mut client in clients.into_iter().rev() {
+            client.write_all(b"not TLS at all").unwrap();
+            let _ = client.read_to_end(&mut Vec::new());
+        }
+        stop.send(()).unwrap();
+        runtime.block_on(serving).unwrap();
+        let counts = ["connections", "handshake"].map(|reason| rejected(&http_stats, reason));
+        assert_eq!(counts, [1.0, 1.0], "one of each");
+    }
 
     #[test]
     fn panic_costs_one_request() {

@@ -127,6 +127,23 @@ fn ledger_that_cannot_be_read_is_read_again() {
 }
 
 #[test]
+fn ledger_that_recovers_behind_a_dead_sink_has_recovered() {
+    let dead = WriteOutcome::Retry(Duration::from_secs(7));
+    let mut scene = Scene::new(&[dead, dead]);
+    scene.commit(settled(1..=1));
+    let unreadable = async |_: &ScriptedSink, _| Err(StoreError::NoLedger { directory: "/gone".into() });
+    for _ in 0..2 {
+        scene.follower.catch_up(&scene.shared_state, unreadable).now_or_never();
+        assert!(scene.follower.ledger.is_failing());
+        scene.catch_up();
+        assert!(!scene.follower.ledger.is_failing(), "or the next outage would not be logged");
+        assert_eq!((scene.cursor(), scene.follower.sink.up_to_date), (0, 0), "the sink has written nothing");
+    }
+    scene.catch_up();
+    assert_eq!((scene.cursor(), scene.follower.sink.up_to_date), (1, 1));
+}
+
+#[test]
 fn nothing_is_read_before_the_ledger_is_open() {
     let mut scene = Scene::new(&[]);
     scene.shared_state = SharedState::default();
