@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
@@ -34,20 +34,18 @@ pub fn verifier(
         roots.add(certificate).map_err(|error| error.to_string())?;
     }
     let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
+    let builder = if settings.client_auth.is_mandatory() { builder } else { builder.allow_unauthenticated() };
     let chain = builder.build().map_err(|error| error.to_string())?;
-    let (is_mandatory, allowed) = (settings.client_auth.is_mandatory(), settings.client_names.clone());
-    Ok(Some(Arc::new(ClientVerifier { is_mandatory, chain, allowed, provider: Arc::clone(provider) })))
+    Ok(Some(Arc::new(ClientVerifier { chain, allowed: settings.client_names.clone() })))
 }
 
 /// Verifies the certificate of a client, beyond that the client has its private key.
 #[derive(Debug)]
 struct ClientVerifier {
-    is_mandatory: bool,
     /// Verifies the chain up to the clients' CA.
     chain: Arc<dyn ClientCertVerifier>,
     /// Names of which it must have one, exactly as written: DNS names, URIs, IP addresses; empty: any.
     allowed: Vec<String>,
-    provider: Arc<CryptoProvider>,
 }
 
 impl ClientVerifier {
@@ -66,7 +64,7 @@ impl ClientVerifier {
 
 impl ClientCertVerifier for ClientVerifier {
     fn client_auth_mandatory(&self) -> bool {
-        self.is_mandatory
+        self.chain.client_auth_mandatory()
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
@@ -96,7 +94,7 @@ impl ClientCertVerifier for ClientVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+        self.chain.verify_tls12_signature(message, cert, dss)
     }
 
     fn verify_tls13_signature(
@@ -105,10 +103,10 @@ impl ClientCertVerifier for ClientVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+        self.chain.verify_tls13_signature(message, cert, dss)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.chain.supported_verify_schemes()
     }
 }
