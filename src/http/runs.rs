@@ -53,14 +53,11 @@ pub async fn newest(
         }
     };
     let read = shared.read_ledger(move || {
-        let runs = select(&event_reader, &name)?;
-        let Some(run) = runs.last() else {
-            return Err(unknown(&name, &read_runs(&event_reader, &RECENT)?));
-        };
+        let run = newest_run(&event_reader, &name)?;
         match format {
-            "csv" => Ok(runs::csv(run)),
-            "memory_usage" => pretty(&runs::memory_usage(run)),
-            _ => pretty(run),
+            "csv" => Ok(runs::csv(&run)),
+            "memory_usage" => pretty(&runs::memory_usage(&run)),
+            _ => pretty(&run),
         }
     });
     let content_type = if format == "csv" { "text/csv; charset=utf-8" } else { "application/json" };
@@ -80,10 +77,7 @@ pub async fn advice(
         other => return Err(bad_request(format!("{other:?} is not valid; expected check"))),
     };
     let read = shared.read_ledger(move || {
-        let newest = select(&event_reader, &name)?;
-        let Some(group) = newest.last().map(|run| Arc::clone(&run.group)) else {
-            return Err(unknown(&name, &read_runs(&event_reader, &RECENT)?));
-        };
+        let group = newest_run(&event_reader, &name)?.group;
         let query = RunQuery { name: Some(group.to_string()), limit: MAX_RUNS, ..RunQuery::default() };
         let mut runs = read_runs(&event_reader, &query)?;
         runs.retain(|run| run.group == group);
@@ -100,23 +94,20 @@ pub async fn advice(
     read.await.map(json)
 }
 
-/// Selects the runs whose names are proposed for an unknown one.
-const RECENT: RunQuery = RunQuery { since: None, name: None, limit: 100, timelines: false };
-
 fn read_runs(event_reader: &EventReader, query: &RunQuery) -> Result<Vec<RunRecord>, Rejected> {
     event_reader.read(|store| store.runs(query)).map_err(failed)
 }
 
-/// Returns the newest runs that a name selects, oldest first; 409 if it is the name of containers of several groups.
-fn select(event_reader: &EventReader, name: &str) -> Result<Vec<RunRecord>, Rejected> {
+/// Returns the newest run that a name selects; 404 if there is none, and 409 if it is the name of containers of several groups.
+fn newest_run(event_reader: &EventReader, name: &str) -> Result<RunRecord, Rejected> {
     let query = RunQuery { name: Some(name.to_owned()), limit: MAX_RUNS, since: None, timelines: true };
-    let runs = read_runs(event_reader, &query)?;
+    let mut runs = read_runs(event_reader, &query)?;
     check_unambiguous(&runs, name).map_err(|text| (StatusCode::CONFLICT, text + "\n"))?;
-    Ok(runs)
-}
-
-fn unknown(name: &str, known: &[RunRecord]) -> Rejected {
-    not_found(format!("no run, container or group {name:?}{}", nearest_names(known, name)))
+    if let Some(newest) = runs.pop() {
+        return Ok(newest);
+    }
+    let known = read_runs(event_reader, &RunQuery { limit: 100, ..RunQuery::default() })?;
+    Err(not_found(format!("no run, container or group {name:?}{}", nearest_names(&known, name))))
 }
 
 fn not_found(text: String) -> Rejected {
