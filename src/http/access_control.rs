@@ -23,6 +23,7 @@ use super::tls::ConfigFiles;
 use crate::clock::Timestamp;
 use crate::config::web::ClientAuth;
 use crate::config::{Config, ConfigError, HttpLimits};
+use crate::host::Health;
 use crate::stats::http_stats::{HttpStats, RejectReason};
 use crate::text::error_chain;
 
@@ -125,8 +126,7 @@ impl SecurityConfig {
 struct Reload {
     /// The last read; what it gave is not applied until the next one gives the same.
     last_read: Option<Result<ConfigFiles, String>>,
-    /// The error that was logged last; empty: none.
-    last_error: String,
+    health: Health,
 }
 
 /// Admits connections and requests.
@@ -299,11 +299,10 @@ impl AccessControl {
         }
         match read.and_then(|files| self.apply(files, file)) {
             Ok(is_new) => {
-                if is_new || !reload.last_error.is_empty() {
+                if reload.health.recovered() || is_new {
                     let access = self.security().describe();
                     tracing::info!(file = %file.display(), access, "web configuration reloaded");
                 }
-                reload.last_error.clear();
                 self.stats.set_config_in_use(true);
             }
             Err(error) => self.report_rejected(file, error, reload),
@@ -312,11 +311,10 @@ impl AccessControl {
 
     /// Logs an error once.
     fn report_rejected(&self, file: &Path, error: String, reload: &mut Reload) {
-        if error != reload.last_error {
+        if reload.health.failed_because(Timestamp::now(), &error) {
             let message = "web configuration rejected; the previous one stays in use";
             tracing::warn!(file = %file.display(), error, message);
         }
-        reload.last_error = error;
         self.stats.set_config_in_use(false);
     }
 
@@ -368,17 +366,16 @@ mod tests {
             std::fs::write(&file, text).unwrap();
             let read = ConfigFiles::read(&file).map_err(|error| error_chain(&error));
             access_control.reload(&file, read, &mut reload);
-            (access_control.security().requires_password(), reload.last_error.clone())
+            (access_control.security().requires_password(), reload.health.is_failing())
         };
-        let (required, none) = ((true, String::new()), (false, String::new()));
+        let (required, none) = ((true, false), (false, false));
         // empty for a moment, as it is being written; then incomplete
         for text in ["", &users[..40], &users, &users, ""] {
             assert_eq!(requires_password_after(text), required, "{text:?}");
         }
         assert_eq!(requires_password_after(""), none, "as it is written");
-        for (text, is_logged) in [("basic_auth_users: [\n", false), ("basic_auth_users: [\n", true)] {
-            let (requires_password, error) = requires_password_after(text);
-            assert_eq!((requires_password, !error.is_empty()), (false, is_logged), "{error}");
+        for is_failing in [false, true] {
+            assert_eq!(requires_password_after("basic_auth_users: [\n"), (false, is_failing));
         }
         assert!(!requires_password_after(&users).0);
         assert_eq!(requires_password_after(&users), required);
