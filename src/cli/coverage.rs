@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::config::Config;
 use crate::explain::live::{Coverage, CoverageHint};
-use crate::export::verdict_text::wrapped;
+use crate::export::verdict_text::wrap;
 use crate::parse::container_id;
 use crate::text::shell_quoted;
 
@@ -39,7 +39,7 @@ pub fn section(coverage: &Coverage, missing: Option<&str>, command: &str, shown:
     let missing = missing.map(|missing| CoverageHint { text: missing.to_owned(), command: None });
     let hints = coverage.hints(command).into_iter().filter(|hint| !shown.contains(&hint.text));
     for CoverageHint { text: sentence, command } in hints.chain(missing) {
-        wrapped(&mut text, "  - ", &sentence);
+        wrap(&mut text, "  - ", &sentence);
         if let Some(command) = command {
             let _ = writeln!(text, "      {command}"); // in one line, so that it can be copied
         }

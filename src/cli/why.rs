@@ -22,7 +22,7 @@ use crate::explain::{
     self, Cause, Verdict, add_container, add_cuda_error, add_logged_error, has_other_name, kill_line,
     never_started, not_found, not_started, query_verdict, remove_log_advice, verdict_without_events,
 };
-use crate::export::verdict_text::{render, render_all, wrapped};
+use crate::export::verdict_text::{render, render_all, wrap};
 use crate::ledger::store::{Query, RunQuery};
 use crate::parse::kubernetes::qos;
 use crate::text::sanitize_for_terminal;
@@ -430,9 +430,9 @@ impl Answer<'_> {
         // most likely the reason: without the runtime nothing is known of its containers
         let missing_runtimes = self.host.coverage.missing_runtimes();
         for missing in &missing_runtimes {
-            wrapped(&mut text, "", missing);
+            wrap(&mut text, "", missing);
         }
-        wrapped(&mut text, "", known);
+        wrap(&mut text, "", known);
         self.add_kills_of_unknown_containers(&mut text, &unknown);
         text.push_str(&self.coverage(&missing_runtimes));
         super::print(&text)?;
@@ -445,7 +445,7 @@ impl Answer<'_> {
             return;
         }
         text.push_str("\nOOM kills whose container is not known\n");
-        wrapped(
+        wrap(
             text,
             "",
             "One of them may have been in it: the kernel's record does not name the container, or that was removed (--rm), or created anew \
@@ -454,10 +454,10 @@ impl Answer<'_> {
         let max = if self.is_whole { usize::MAX } else { MAX_UNKNOWN };
         let skipped = kills.len().saturating_sub(max);
         for kill in &kills[skipped..] {
-            wrapped(text, "  - ", &kill_line(kill));
+            wrap(text, "  - ", &kill_line(kill));
         }
         if skipped > 0 {
-            wrapped(text, "  ", &format!("and {skipped} older: --all"));
+            wrap(text, "  ", &format!("and {skipped} older: --all"));
         }
     }
 }

@@ -101,11 +101,6 @@ fn render_parts(verdict: &Verdict, shown: &Shown) -> String {
     text
 }
 
-/// Appends a text in lines of [`WIDTH`] columns, behind `first` on its first line. Not cut: a command in it can be copied.
-pub fn wrapped(text: &mut String, first: &str, words: &str) {
-    wrap(text, first, &sanitize_for_terminal(words));
-}
-
 fn heading(text: &mut String, verdict: &Verdict) {
     if let Some(subject) = &verdict.subject {
         let mut who = String::new();
@@ -336,39 +331,23 @@ fn cut(text: &str, max: usize) -> String {
 }
 
 /// Writes lines of at most [`WIDTH`] characters, broken at spaces if possible; later lines are indented by the width of
-/// `mark`, which begins the first.
-fn wrap(out: &mut String, mark: &str, text: &str) {
+/// `mark`, which begins the first. Not cut: a command in it can be copied.
+pub fn wrap(out: &mut String, mark: &str, text: &str) {
     let indent = mark.chars().count();
     let width = WIDTH - indent;
-    let text = sanitize_for_terminal(text);
-    let mut lines: Vec<String> = vec![String::new()];
-    let mut length = 0;
-    for word in text.split(' ').filter(|word| !word.is_empty()) {
-        let mut word: Vec<char> = word.chars().collect();
-        if length > 0 && length + 1 + word.len() > width {
-            lines.push(String::new());
-            length = 0;
-        }
-        while word.len() > width {
-            let rest = word.split_off(width);
-            // the line is empty, because this word did not fit in the one before
-            if let Some(line) = lines.last_mut() {
-                line.extend(word);
-            }
-            lines.push(String::new());
-            word = rest;
-        }
-        if let Some(line) = lines.last_mut() {
-            if length > 0 {
+    let text: Vec<char> = sanitize_for_terminal(text).chars().collect();
+    let mut lines: Vec<Vec<char>> = vec![];
+    for piece in text.split(|character| *character == ' ').flat_map(|word| word.chunks(width)) {
+        match lines.last_mut() {
+            Some(line) if line.len() + 1 + piece.len() <= width => {
                 line.push(' ');
-                length += 1;
+                line.extend(piece);
             }
-            length += word.len();
-            line.extend(word);
+            _ => lines.push(piece.to_vec()),
         }
     }
-    for (number, line) in lines.iter().filter(|line| !line.is_empty()).enumerate() {
+    for (number, line) in lines.iter().enumerate() {
         let before = if number == 0 { mark.to_owned() } else { " ".repeat(indent) };
-        let _ = writeln!(out, "{before}{line}");
+        let _ = writeln!(out, "{before}{}", String::from_iter(line));
     }
 }
