@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use procfs::{FromBufRead, MemoryPressure};
 
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, is_same_report};
 use crate::config::Config;
 use crate::discover::cgroup_tree::{CgroupTree, ContainerCgroup};
 use crate::discover::history::{self, ExistingContainer, RuntimeHistory};
@@ -552,8 +552,9 @@ fn is_same(known: &LedgerEvent, event: &LedgerEvent) -> bool {
                 |one: f64, other: f64| (-START_TOLERANCE..hooks + START_TOLERANCE).contains(&(one - other));
             let is_same_run = ours.iter().any(|one| others.iter().any(|other| is_same_start(*one, *other)));
             let has_no_start = ours.is_empty() || others.is_empty();
-            known.subject.container_id == exit.subject.container_id
-                && (is_same_run || has_no_start && (known.at - exit.at).abs() < SAME_EXIT)
+            let is_same_end = is_same_report(known.at, exit.at) // a busy engine may report a start by seconds differently
+                || has_no_start && (known.at - exit.at).abs() < SAME_EXIT;
+            known.subject.container_id == exit.subject.container_id && (is_same_run || is_same_end)
         }
         _ => false,
     }

@@ -360,6 +360,12 @@ fn exit_of_a_run_whose_start_a_busy_engine_reported_late_is_one() {
     let stored = vec![LedgerEvent::Exit(stored)];
     let host = HostHistory { events: found.clone(), ..HostHistory::default() };
     assert_eq!(host.merge(stored.clone(), &Query::default()), stored, "known by both times");
+    // the first list of a busy engine had an earlier start than the one after it
+    let mut earlier = crate::events::Exit { id: 1, ..exit.clone() };
+    earlier.subject.started = exit.subject.started.map(|started| started - 1.4);
+    earlier.duration_seconds = exit.duration_seconds.map(|duration| duration + 1.4);
+    let earlier = vec![LedgerEvent::Exit(earlier)];
+    assert_eq!(host.merge(earlier.clone(), &Query::default()), earlier, "known by its end");
     past.ran(58.0, 57.0, 6);
     let host = HostHistory { events: past.found(1_000.0), ..HostHistory::default() };
     assert_eq!(host.merge(stored.clone(), &Query::default()).len(), 2, "the next run is another one");
