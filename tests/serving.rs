@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use memledger::ledger::store::Store;
+
 use crate::support::{Memledger, eventually, run};
 
 const ALONE: &[&str] = &["--docker.socket=", "--podman.socket=", "--container.include=^none$"];
@@ -310,6 +312,24 @@ fn doctor_reports_what_the_ledger_lacks() {
     let text = doctor_of_ledger(&["--oom.kernel-log=off", "--state.path="]);
     for expected in ["-        kernel log", "-        state path", "--state.path=/var/lib/memledger"] {
         assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
+fn ledger_that_was_moved_aside_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = format!("--state.path={}", dir.path().display());
+    drop(Store::open(dir.path(), Duration::ZERO).unwrap());
+    let runs = || run(&["runs", "--local.socket=", &state]);
+    assert!(!runs().2.contains("does not read") && !doctor_of_ledger(&[&state]).contains("does not read"));
+    let aside = dir.path().join("ledger.sqlite3.older-1795976849");
+    std::fs::write(&aside, "").unwrap();
+    for text in [runs().2, doctor_of_ledger(&[&state])] {
+        let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            text.contains(&format!(" in {}, which this version does not read", aside.display())),
+            "{text}"
+        );
     }
 }
 

@@ -16,7 +16,7 @@ use crate::clock::Timestamp;
 use crate::config::{Config, since};
 use crate::export::runs::{self, MAX_COMPARED};
 use crate::http::MAX_RUNS;
-use crate::ledger::store::RunQuery;
+use crate::ledger::store::{RunQuery, files_moved_aside};
 use crate::overview::{Details, GpuOverview};
 use crate::run_reports;
 use crate::runs::RunRecord;
@@ -145,6 +145,12 @@ pub fn list(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         }
     } else {
         print(&runs::table(&listed, Timestamp::now().unix_seconds()))?;
+    }
+    let is_whole = query.limit == 0 || listed.len() < query.limit;
+    for aside in
+        config.state.path.iter().flat_map(|directory| files_moved_aside(directory)).filter(|_| is_whole)
+    {
+        eprintln!("Earlier runs are in {}, which this version does not read.", aside.display());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -17,7 +17,7 @@ use crate::ledger::sources::cgroup_namespace::CgroupNamespace;
 use crate::ledger::sources::cgroup_oom_events::CgroupCounters;
 use crate::ledger::sources::kernel_log::{KernelLog, LogBackend};
 use crate::ledger::sources::vmstat_oom::OomCounter;
-use crate::ledger::store::{FILE, StoreError, StoreReader};
+use crate::ledger::store::{FILE, StoreError, StoreReader, files_moved_aside};
 use crate::text::error_chain;
 
 /// The lock file of the ledger's only writer.
@@ -160,6 +160,14 @@ fn state(config: &Config, verbosity: Verbosity) -> Check {
         match events(directory) {
             Ok(text) => found = format!("{found}: {text}{}", written_by(config, directory)),
             Err(error) => return Check::bad(name, error_chain(&error), LOST, FIX),
+        }
+        let aside = files_moved_aside(directory).into_iter().map(|path| path.display().to_string());
+        let aside: Vec<_> = aside.collect();
+        if !aside.is_empty() {
+            found = format!(
+                "{found}; what came before is in {}, which this version does not read",
+                aside.join(", ")
+            );
         }
     }
     match kept_by_nobody(directory) {

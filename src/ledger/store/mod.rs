@@ -46,6 +46,19 @@ pub const FILE: &str = "ledger.sqlite3";
 /// Suffixes of files that were moved aside.
 const DAMAGED: &str = "corrupt";
 const OLDER: &str = "older";
+
+/// Returns the databases that were moved aside in the state directory, in no order: none if it cannot be read.
+pub fn files_moved_aside(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_one = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()?.strip_prefix(FILE)?.strip_prefix('.'));
+        let time = |suffix| name.and_then(|name| name.strip_prefix(suffix)?.strip_prefix('-'));
+        let is_time = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()); // no journal of one
+        [OLDER, DAMAGED].into_iter().filter_map(time).any(is_time)
+    };
+    entries.filter(is_one).collect()
+}
+
 /// Maximum number of rows that a correction of times or a new name reads into memory at once.
 const CHANGED_AT_ONCE: usize = 100;
 

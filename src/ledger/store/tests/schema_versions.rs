@@ -53,7 +53,9 @@ fn file_of_older_version_is_set_aside_and_not_changed() {
     assert_eq!((opened.moved_aside, opened.state.last_id, opened.state.is_new()), (None, 0, true));
     let aside = opened.older.expect("it is set aside");
     assert!(aside.to_string_lossy().contains(".older-"), "{}", aside.display());
-    assert!(std::fs::read(aside).unwrap() == before);
+    assert!(std::fs::read(&aside).unwrap() == before);
+    std::fs::write(format!("{}-wal", aside.display()), "").unwrap();
+    assert_eq!(files_moved_aside(dir.path()), [aside]);
     drop(opened.store);
     let again = open(dir.path());
     assert!(again.older.is_none() && again.moved_aside.is_none());
