@@ -360,6 +360,24 @@ fn run_of_an_earlier_boot_ends_by_the_restart_of_the_host() {
 }
 
 #[test]
+fn container_whose_start_no_list_has_gets_another_run_after_a_reboot() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.settle(1.0);
+    story.reboot(100.0);
+    story.event('a', 101.0, ended(Some(255)));
+    for at in [103.0, 104.0, 120.0] {
+        story.cycle(at, &[('a', None)], &DOCKER_UP);
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::HostRestart)]);
+    assert!(story.reconciler.containers.get(&id('a')).unwrap().is_running());
+    story.end('a', 130.0, Some(3));
+    story.settle(150.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::HostRestart), Some(ExitReason::Error)]);
+}
+
+#[test]
 fn exit_before_the_reboot_keeps_its_own_reason() {
     let mut story = Story::new();
     story.event('a', 0.1, EventKind::Started);
