@@ -172,12 +172,10 @@ fn verdict_on(
     if let Some(other) = found.take_if(is_other) {
         return Ok((None, Some(another_had_name(&other))));
     }
-    if found.is_none() {
-        // it was renamed while memledger did not run
-        found = query_verdict(Some(existing.id.as_str()), now, &events)?;
-        let subject = found.as_mut().and_then(|verdict| verdict.subject.as_mut());
-        subject.into_iter().for_each(|subject| subject.rename(&subject_of(existing).identity));
-    }
+    // where it was renamed while memledger did not run, the ledger has it under another name
+    found = query_verdict(Some(existing.id.as_str()), now, &events)?.or(found);
+    let subject = found.as_mut().and_then(|verdict| verdict.subject.as_mut());
+    subject.into_iter().for_each(|subject| subject.rename(&subject_of(existing).identity));
     Ok((found, None))
 }
 
@@ -459,5 +457,51 @@ impl Answer<'_> {
         if skipped > 0 {
             wrap(text, "  ", &format!("and {skipped} older: --all"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::discover::{ContainerId, ContainerSpec, RuntimeKind};
+
+    #[test]
+    fn container_that_has_the_wanted_name_is_asked_for_by_its_id() {
+        let id = "a".repeat(64);
+        let event = |text: String| serde_json::from_str::<LedgerEvent>(&text).unwrap();
+        let end = event(format!(
+            r#"{{"type":"exit","id":2,"at":9.0,"container_name":"now","container_id":"{id}","oom_kills":1,"reason":"stopped",
+            "exit_code":137,"evidence":[]}}"#
+        ));
+        let kill = event(format!(
+            r#"{{"type":"oom_kill","id":1,"at":5.0,"boot_id":"b","process":"python","pid":7,"owner":"container","scope":"container",
+            "container_name":"before","container_id":"{id}","victim":"child","evidence":[]}}"#
+        ));
+        let existing = ExistingContainer {
+            id: ContainerId::new(&id),
+            runtime: RuntimeKind::Docker,
+            named: Arc::new(ContainerSpec { name: "now".into(), ..ContainerSpec::default() }),
+            is_running: false,
+            first_process: None,
+            has_lost_process: false,
+            started: None,
+            ended: Some(9.0),
+            limit_bytes: None,
+            start_error: None,
+            log_path: None,
+            restarts: None,
+        };
+        // it was renamed while memledger did not run, and the host still shows its end
+        let events = |query: &Query| {
+            Ok(match query.container.as_deref() {
+                Some("now") => vec![end.clone()],
+                _ => vec![kill.clone(), end.clone()],
+            })
+        };
+        let verdict = verdict_on(Some("now"), Some(&existing), 10.0, events).unwrap().0.unwrap();
+        assert!(verdict.what.contains("had killed a process"), "{}", verdict.what);
+        assert_eq!(&*verdict.subject.unwrap().identity.name, "now");
     }
 }
