@@ -327,7 +327,7 @@ fn ledger_that_was_moved_aside_is_named() {
     for text in [runs().2, doctor_of_ledger(&[&state])] {
         let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
-            text.contains(&format!(" in {}, which this version does not read", aside.display())),
+            text.contains(&format!(" in {}, which this memledger does not read", aside.display())),
             "{text}"
         );
     }

@@ -150,7 +150,10 @@ pub fn list(config: &Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     for aside in
         config.state.path.iter().flat_map(|directory| files_moved_aside(directory)).filter(|_| is_whole)
     {
-        eprintln!("Earlier runs are in {}, which this version does not read.", aside.display());
+        eprintln!(
+            "Earlier runs are in {}, which this memledger does not read; remove that file if they are not needed.",
+            aside.display()
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -17,5 +17,5 @@ mod start;
 pub mod timing;
 
 pub use id::{RunId, RunNumber};
-pub use phase::{EndSource, ReportedEnd, RunEnd, RunPhase};
+pub use phase::{ReportedEnd, RunPhase};
 pub use start::{ReportedRun, RunStart, StartReport};

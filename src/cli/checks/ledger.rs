@@ -165,7 +165,7 @@ fn state(config: &Config, verbosity: Verbosity) -> Check {
         let aside: Vec<_> = aside.collect();
         if !aside.is_empty() {
             found = format!(
-                "{found}; what came before is in {}, which this version does not read",
+                "{found}; earlier events and runs are in {}, which this memledger does not read",
                 aside.join(", ")
             );
         }
