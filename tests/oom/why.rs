@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use crate::support::cgroups::is_v2;
 use crate::support::docker::{Container, signal};
-use crate::support::oom::{CgroupParent, Ledger, Scene, has_printed, limit, oom_kills};
+use crate::support::oom::{CgroupParent, Ledger, Scene, has_printed, limit, wait_for_cgroups_in_the_log};
 use crate::support::{eventually, eventually_true, run_on_ledger as run};
 
 /// An action on a container, and the verdict that it must get.
@@ -272,24 +272,10 @@ fn waiting_for_memory(scene: &Scene, _: &Ledger) -> Vec<Case> {
     )]
 }
 
-/// Waits until there was no kill for some seconds: the kernel logs the cgroups of at most ten kills in five seconds.
-fn no_kill_for_a_while() {
-    #[allow(clippy::disallowed_methods)]
-    let now = std::time::Instant::now;
-    let (mut kills, mut since) = (oom_kills(), now());
-    eventually("six seconds without a kill", || {
-        if oom_kills() != kills {
-            (kills, since) = (oom_kills(), now());
-        }
-        let quiet = since.elapsed();
-        if quiet.as_secs() >= 6 { Ok(()) } else { Err(format!("{quiet:?}")) }
-    });
-}
-
 #[test]
 fn every_provoked_cause_gets_its_verdict() {
     let Some(scene) = Scene::new("why") else { return };
-    no_kill_for_a_while();
+    wait_for_cgroups_in_the_log();
     let state = scene.state();
     let ledger = scene.start_memledger(&[&state]);
     let cases = Mutex::new(Vec::new());
@@ -377,7 +363,7 @@ const ENDS: [(&str, &str, &str); 4] = [
 #[test]
 fn kill_of_a_child_leads_however_its_container_ends() {
     let Some(scene) = Scene::new("went-on") else { return };
-    no_kill_for_a_while();
+    wait_for_cgroups_in_the_log();
     let state = scene.state();
     let ledger = scene.start_memledger(&[&state]);
     let containers = ENDS.map(|(what, program, _)| {
