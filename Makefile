@@ -103,6 +103,11 @@ bench: ## measure cost, also of GPUs, pods, OTLP and many requests, and how fast
 	$(CARGO) bench --locked --bench runs
 	$(CARGO) bench --locked --bench peers
 
+bench-against: cargo ## compare builds, files, memory and CPU with another commit, side by side, and write docs/performance.md (REV=...; 45 min)
+	@test -n "$(REV)" || { echo "which commit? make bench-against REV=..." >&2; exit 2; }
+	@$(SETUP) engine image dist env
+	@set -a && . "$$($(SETUP) cache)/env" && python3 -B benches/against.py $(REV) $(ARGS)
+
 bench-fleet: ## measure the dashboards at 200 hosts with 50 containers each, in a real Prometheus, and write the table of docs/fleet.md (some minutes)
 	@$(SETUP) prometheus python env
 	@set -a && . "$$($(SETUP) cache)/env" && "$$MEMLEDGER_TEST_PYTHON" -B tests/dashboards/fleet.py $(ARGS)
@@ -134,4 +139,4 @@ test-packages: dist ## install wheel, deb, tarball, image and Compose files for 
 cargo:
 	@bash -c '. tests/setup/lib.sh; need_cargo'
 
-.PHONY: install wheel image test-all test-packages test-servers test-engines test-kube soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench bench-fleet
+.PHONY: install wheel image test-all test-packages test-servers test-engines test-kube soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench bench-fleet bench-against
