@@ -74,7 +74,7 @@ check: cargo ## format, lints, and the tests that need nothing installed
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) test --locked --lib --quiet
-	$(CARGO) test --locked --test real --quiet -- layers:: names:: tables::
+	$(CARGO) test --locked --test real --quiet -- layers:: layout:: names:: tables::
 
 golden: ## write the generated documents and the golden files anew; read the difference before you commit it
 	UPDATE=1 $(CARGO) test --locked --test real --quiet -- tables:: recorded::
@@ -108,6 +108,9 @@ bench-against: cargo ## compare builds, files, memory and CPU with another commi
 	@$(SETUP) engine image dist env
 	@set -a && . "$$($(SETUP) cache)/env" && python3 -B benches/against.py $(REV) $(ARGS)
 
+layout: cargo ## write deploy/layout/functions.txt, by which the linker orders the program, from what real tests call (needs root; 15 min)
+	@deploy/layout/record.sh
+
 bench-fleet: ## measure the dashboards at 200 hosts with 50 containers each, in a real Prometheus, and write the table of docs/fleet.md (some minutes)
 	@$(SETUP) prometheus python env
 	@set -a && . "$$($(SETUP) cache)/env" && "$$MEMLEDGER_TEST_PYTHON" -B tests/dashboards/fleet.py $(ARGS)
@@ -139,4 +142,4 @@ test-packages: dist ## install wheel, deb, tarball, image and Compose files for 
 cargo:
 	@bash -c '. tests/setup/lib.sh; need_cargo'
 
-.PHONY: install wheel image test-all test-packages test-servers test-engines test-kube soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench bench-fleet bench-against
+.PHONY: install wheel image test-all test-packages test-servers test-engines test-kube soak test-torch size cargo test-fresh test-loop fuzz audit sbom dist help run ps doctor demo test check golden pictures manifests bench bench-fleet bench-against layout

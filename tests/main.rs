@@ -22,6 +22,7 @@ mod kernel_log;
 mod kernel_log_file;
 mod kube;
 mod layers;
+mod layout;
 mod leftovers;
 mod names;
 mod oom;

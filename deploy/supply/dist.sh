@@ -21,7 +21,7 @@ fi
 # Keeps paths of this machine out of the program, from rustc and from the C compiler (SQLite, ring). The longest come last, because
 # the last match wins.
 tools=$(tests/setup/setup.sh cache)/dist # maturin and zig, whose headers the C code includes
-flags=() c_flags=()
+flags=(-Csymbol-mangling-version=v0) c_flags=() # as in .cargo/config.toml, which these flags replace
 for place in "$tools=/tools" "$cargo_home=/cargo" "$source=/memledger" "$target=/target"; do
   flags+=("--remap-path-prefix=$place")
   c_flags+=("-ffile-prefix-map=$place")

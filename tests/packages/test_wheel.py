@@ -146,3 +146,11 @@ def test_program_needs_no_newer_glibc_than_the_name_of_the_wheel_says(packages, 
     major, minor = map(int, re.search(r"manylinux_(\d+)_(\d+)_", wheel.name).groups())
     needed = re.findall(r"GLIBC_(\d+)\.(\d+)", output_of("objdump", "-T", packages / "memledger"))
     assert needed and max((int(one), int(two)) for one, two in needed) <= (major, minor), needed
+
+
+def test_functions_that_are_called_lie_together(packages):
+    sections = output_of("readelf", "--sections", "--wide", packages / "memledger")
+    sizes = {name: int(size, 16) for name, size in re.findall(r"\] (\.text\S*) +PROGBITS +\w+ \w+ (\w+)", sections)}
+    # a list of another compiler or of older sources matches little: `make layout` writes it anew
+    assert sizes.keys() == {".text.called", ".text"}, sizes
+    assert sizes[".text.called"] > 2 << 20, sizes
