@@ -1,5 +1,5 @@
 //! Compiles the revision and the compiler's version into the binary, for `memledger_build_info`, and the Python client, which
-//! `serve` writes into `--reporter.directory`. Places the functions that are called beside each other in optimized builds.
+//! `serve` writes into `--reporter.directory`. Orders the functions of optimized builds.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -40,21 +40,33 @@ fn embed_python_client() {
     std::fs::write(out, table).expect("OUT_DIR is writable");
 }
 
-/// Has the linker place the functions of `deploy/layout/functions.txt` beside each other, in that order.
+/// Places the functions of `deploy/layout/functions.txt` in a section of their own, in that order: those that run are contiguous then.
 ///
-/// A fifth of the program's code is called while it serves, spread over all of it, and the kernel maps 64 KiB around each page that is
-/// touched. A linker script does it because every linker of ELF knows one: GNU ld, lld, and that of zig, which has no option for an order.
+/// A quarter of the code runs while memledger serves. Spread over all of it, it keeps nearly all resident, because the kernel maps 64 KiB
+/// around each page that is read. A linker script does it, which GNU ld, lld and zig's linker read; zig's has no option for an order.
 fn order_functions() {
     const LIST: &str = "deploy/layout/functions.txt";
     println!("cargo::rerun-if-changed={LIST}");
-    let variable = |name| std::env::var(name).expect("set by cargo");
-    // PROFILE is also that of profiles that inherit from it. With flags of one's own there are other names, and perhaps a linker that reads
-    // no scripts.
-    let is_placed = variable("PROFILE") == "release"
-        && variable("CARGO_CFG_TARGET_OS") == "linux"
-        && variable("CARGO_ENCODED_RUSTFLAGS").contains("symbol-mangling-version=v0")
-        && !std::env::var("RUSTC_LINKER").is_ok_and(|linker| linker.ends_with("mold"));
-    if !is_placed {
+    println!("cargo::rerun-if-env-changed=RUSTC_LINKER");
+    println!("cargo::rerun-if-env-changed=LD_PRELOAD");
+    let variable = |name| std::env::var(name).unwrap_or_default();
+    // PROFILE is `release` in all profiles that inherit from it
+    if variable("PROFILE") != "release" || variable("CARGO_CFG_TARGET_OS") != "linux" {
+        return;
+    }
+    let flags = variable("CARGO_ENCODED_RUSTFLAGS");
+    let has_other_names = !flags.contains("symbol-mangling-version=v0");
+    // mold and gold read no such scripts
+    let has_other_linker = ["fuse-ld=", "linker-flavor", "linker="].iter().any(|flag| flags.contains(flag))
+        || [variable("RUSTC_LINKER"), variable("LD_PRELOAD")]
+            .iter()
+            .any(|path| path.contains("mold") || path.contains("gold"));
+    if has_other_names || has_other_linker {
+        let reason =
+            if has_other_names { "RUSTFLAGS replaces .cargo/config.toml" } else { "another linker is set" };
+        println!(
+            "cargo::warning=functions are not ordered, so that memledger needs some 5 MiB more memory: {reason}"
+        );
         return;
     }
     let mut text = "SECTIONS {\n  .text.called : {\n".to_owned();
@@ -64,7 +76,9 @@ fn order_functions() {
     text.push_str("  }\n} INSERT BEFORE .text;\n");
     let script = Path::new(&variable("OUT_DIR")).join("functions.ld");
     std::fs::write(&script, text).expect("OUT_DIR is writable");
-    println!("cargo::rustc-link-arg-bin=memledger=-Wl,-T,{}", script.display());
+    // two arguments: -Wl would split the path at a comma
+    println!("cargo::rustc-link-arg-bin=memledger=-T");
+    println!("cargo::rustc-link-arg-bin=memledger={}", script.display());
 }
 
 fn main() {

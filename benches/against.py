@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Compares this tree with another commit: time and memory of builds, size of files, resident memory and CPU time of the program.
+"""Compares this commit with another one: time and memory of builds, size of files, resident memory and CPU time of the program.
 
-usage: against.py REV [--builds N] [--turns N] [--only WHAT]...
+usage: against.py REV [--builds N] [--rounds N] [--only WHAT]...
 
-Both are built and run on this machine in one call, so that the ratios can be compared and the absolute figures need not be.
-Builds: on an empty target folder, all crates downloaded; N times each, in turn. Programs: N turns; in each all four (release and dist of
-both) serve beside each other, started in another order each time, on a host without containers of theirs and then beside 50 idle ones,
-scraped every 5 s with gzip. Writes its part of docs/performance.md. Needs root, git, and a Docker engine with the tests' image.
+Both are built and run on this machine in one call, so that the ratios can be compared; the absolute figures are those of the machine.
+Builds: on an empty target folder, all crates downloaded; `make run` N times for each commit, in turn, `make dist` once. Programs: in each
+of N rounds all four (release and dist of both) serve beside each other, started in another order each time, on a host without containers of
+ours, then beside 50 idle ones, scraped every 5 s with gzip. Writes its part of docs/performance.md. Needs root, git, and a Docker engine with
+the tests' image.
 
-WHAT: builds, resident; both without it. Where builds are left out, the programs and figures of the last call are used.
+WHAT: builds, resident; both without it. What is left out is taken from the last call for the same two commits.
 """
 
 import argparse
@@ -29,7 +30,6 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HEADING = "## Against another commit"
-TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 CONTAINERS = 50
 WARM_UP, MEASURED, SCRAPE_INTERVAL = 20, 40, 5
@@ -68,9 +68,21 @@ def resident(pid):
         return 0
 
 
+def proportional(pid):
+    """The proportional set size of a process: pages that several share count once in a sum."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="utf-8") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return 0
+
+
 def build(source, target, profile):
     """Builds the program; returns seconds, CPU seconds, the most memory of the compilers at one time, and its path."""
-    environment = {**os.environ, "CARGO_TARGET_DIR": str(target), "CARGO_INCREMENTAL": "0"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RUSTC", "CARGO_PROFILE"))}
+    for name in ("RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"):
+        environment.pop(name, None)
+    environment |= {"CARGO_TARGET_DIR": str(target), "CARGO_INCREMENTAL": "0"}
     environment["MEMLEDGER_REVISION"] = output("git", "-C", str(source), "rev-parse", "--short=12", "HEAD")
     out = target / "packages"
     if profile == "release":
@@ -85,8 +97,8 @@ def build(source, target, profile):
     reader.start()
     peak = 0
     while process.poll() is None:
-        peak = max(peak, sum(map(resident, descendants(process.pid))))
-        time.sleep(0.5)
+        peak = max(peak, sum(map(proportional, descendants(process.pid))))
+        time.sleep(1)
     reader.join()
     seconds = time.monotonic() - began
     if process.returncode:
@@ -113,17 +125,21 @@ class Program:
         )
 
     def cpu(self):
-        with open(f"/proc/{self.process.pid}/stat", encoding="utf-8") as file:
-            fields = file.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        """The CPU time of its threads in milliseconds."""
+        total = 0
+        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+            total += int((task / "schedstat").read_text(encoding="utf-8").split()[0])
+        return total / 1e6
 
     def scrape(self):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
         answer = connection.getresponse()
-        text = answer.read()
+        body = answer.read()
         connection.close()
-        return gzip.decompress(text).decode() if answer.getheader("Content-Encoding") == "gzip" else text.decode()
+        if answer.status != 200:
+            sys.exit(f"/metrics: {answer.status} {body[:200]}")
+        return (gzip.decompress(body) if answer.getheader("Content-Encoding") == "gzip" else body).decode()
 
     def wait(self):
         deadline = time.monotonic() + 60
@@ -136,13 +152,17 @@ class Program:
                 time.sleep(0.2)
         sys.exit("memledger did not answer in 60 s")
 
-    def end(self):
+    def stop(self):
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(30)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self.log.close()
 
 
-def turn(programs, order, folder):
+def measure_round(programs, order, folder, containers):
     """Runs all programs beside each other; returns resident bytes and CPU milliseconds per second of each."""
     running = {}
     try:
@@ -158,114 +178,134 @@ def turn(programs, order, folder):
                 time.sleep(SCRAPE_INTERVAL)
 
         scrape_for(WARM_UP)
+        for name, program in running.items():
+            shown = program.scrape().count("\nmemledger_container_memory_usage_bytes{")
+            if shown < containers:
+                sys.exit(f"{name} shows {shown} containers of {containers}")
         began, before = time.monotonic(), {name: program.cpu() for name, program in running.items()}
         scrape_for(MEASURED)
         lasted = time.monotonic() - began
         return {
-            name: (resident(program.process.pid), (program.cpu() - before[name]) * 1000 / lasted)
+            name: (resident(program.process.pid), (program.cpu() - before[name]) / lasted)
             for name, program in running.items()
         }
     finally:
         for program in running.values():
-            program.end()
+            program.stop()
 
 
-def turns(programs, count, folder):
+def measure_rounds(programs, count, folder, containers):
     found = {name: [] for name in programs}
+    names = list(programs)
     for number in range(count):
-        names = list(programs)
         order = names[number % len(names) :] + names[: number % len(names)]
-        for name, figures in turn(programs, order, folder).items():
+        for name, figures in measure_round(programs, order, folder, containers).items():
             found[name].append(figures)
     return {name: [statistics.median(column) for column in zip(*rows)] for name, rows in found.items()}
 
 
-def spread(programs, count, folder):
-    """Measures on an empty host and beside idle containers."""
-    docker = os.environ.get("MEMLEDGER_TEST_DOCKER", "docker")
+def measure_programs(programs, count):
+    """Measures on a host without containers of ours, and beside idle ones."""
     image = os.environ["MEMLEDGER_TEST_IMAGE"]
-    empty = turns(programs, count, folder)
     containers = []
-    try:
-        for _ in range(CONTAINERS):
-            containers.append(output(docker, "run", "-d", "--label=memledger.bench", image, "/busybox/sleep", "100000"))
-        return empty, turns(programs, count, folder)
-    finally:
-        if containers:
-            run(docker, "rm", "-f", *containers, stdout=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory(prefix="memledger-against-") as folder:
+        try:
+            empty = measure_rounds(programs, count, folder, 0)
+            for _ in range(CONTAINERS):
+                containers.append(output("docker", "run", "-d", image, "/busybox/sleep", "100000"))
+            return {"empty": empty, "containers": measure_rounds(programs, count, folder, CONTAINERS)}
+        finally:
+            if containers:
+                run("docker", "rm", "-f", *containers, stdout=subprocess.DEVNULL)
 
 
-def row(label, before, after, goal, unit, digits=1):
-    ratio = after / before if before else 0
-    wanted = "" if goal is None else f"{goal}, {'met' if ratio <= goal else '**missed**'}"
-    return f"| {label} | {before:.{digits}f} {unit} | {after:.{digits}f} {unit} | {ratio:.2f} | {wanted} |\n"
+def measure_builds(rev, programs, count):
+    """Builds both commits; copies the programs to where `programs` says."""
+    figures = {}
+    with tempfile.TemporaryDirectory(prefix="memledger-against-") as folder:
+        # cargo reads the settings of all folders above: of this tree's, none may be
+        source = pathlib.Path(folder) / "source"
+        run("git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(source), rev)
+        try:
+            sources = {"before": source, "after": ROOT}
+            for source in sources.values():
+                run("cargo", "fetch", "--locked", cwd=source)
+            for profile, times in (("release", count), ("dist", 1)):
+                for number in range(times):
+                    for which, source in sources.items():
+                        target = pathlib.Path(folder) / "target"
+                        measured = build(source, target, profile)
+                        shutil.copy2(measured.pop("program"), programs[f"{profile} {which}"])
+                        figures.setdefault(f"{profile} {which}", []).append(measured)
+                        print(f"{profile} {which} {number + 1}: {measured['seconds']:.0f} s", file=sys.stderr, flush=True)
+                        shutil.rmtree(target)
+        finally:
+            run("git", "-C", str(ROOT), "worktree", "remove", "--force", str(sources["before"]))
+    return figures
+
+
+def row(label, before, after, unit, digits=1):
+    ratio = f"{after / before:.2f}" if before else ""
+    return f"| {label} | {before:.{digits}f} {unit} | {after:.{digits}f} {unit} | {ratio} |\n"
+
+
+def table(rev, here, figures, programs):
+    text = f"{HEADING}\n\nBefore: {rev}, after: {here}. Made by `make bench-against REV={rev}`: figures of one machine, of which only the "
+    text += "ratios are to be compared. Builds: the mean. Memory of the compilers: the most at one time, as the sum of their proportional set sizes, read once a second. "
+    text += f"Programs: medians; each served for {WARM_UP + MEASURED} s and was scraped every {SCRAPE_INTERVAL} s.\n\n"
+    text += "| what | before | after | ratio |\n| --- | ---: | ---: | ---: |\n"
+    builds = figures.get("builds")
+    if builds:
+        for label, profile, what, scale, unit in (
+            ("`make run` from nothing", "release", "seconds", 1, "s"),
+            ("the same, CPU time", "release", "cpu", 1, "s"),
+            ("the same, memory of the compilers", "release", "peak", MIB, "MiB"),
+            ("`make dist` from nothing", "dist", "seconds", 1, "s"),
+            ("the same, memory of the compilers", "dist", "peak", MIB, "MiB"),
+        ):
+            means = (statistics.mean(it[what] for it in builds[f"{profile} {which}"]) / scale for which in ("before", "after"))
+            text += row(label, *means, unit, 0)
+    for profile, name in (("release", "the file of `make run`"), ("dist", "the file that is shipped")):
+        sizes = (programs[f"{profile} {which}"].stat().st_size / 1e6 for which in ("before", "after"))
+        text += row(name, *sizes, "MB")
+    for profile, name in (("release", "`make run`"), ("dist", "shipped")):
+        for load, label in (("empty", "no containers of ours"), ("containers", f"{CONTAINERS} containers")):
+            if measured := figures.get("programs", {}).get(load):
+                before, after = (measured[f"{profile} {which}"] for which in ("before", "after"))
+                text += row(f"resident, {name}, {label}", before[0] / MIB, after[0] / MIB, "MiB")
+                text += row(f"CPU, {name}, {label}", before[1], after[1], "ms/s", 2)
+    return text
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rev")
     parser.add_argument("--builds", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", action="append", choices=["builds", "resident"])
     options = parser.parse_args()
     only = options.only or ["builds", "resident"]
     rev = output("git", "-C", str(ROOT), "rev-parse", "--short=12", options.rev)
+    here = output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
+    if output("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!docs"):
+        sys.exit("against: uncommitted changes: the figures would belong to no commit")
     work = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "against"
-    sources = {"before": work / f"source-{rev}", "after": ROOT}
-    if not sources["before"].exists():
-        work.mkdir(parents=True, exist_ok=True)
-        run("git", "-C", str(ROOT), "worktree", "add", "--detach", str(sources["before"]), rev)
-    figures, programs, kept_figures = {}, {}, work / f"builds-{rev}.json"
-    for profile in ("release", "dist"):
-        for which, source in sources.items():
-            kept = work / f"memledger-{profile}-{rev if which == 'before' else 'here'}"
-            programs[f"{profile} {which}"] = kept
+    work.mkdir(parents=True, exist_ok=True)
+    revisions = {"before": rev, "after": here}
+    programs = {
+        f"{profile} {which}": work / f"memledger-{profile}-{revision}"
+        for profile in ("release", "dist")
+        for which, revision in revisions.items()
+    }
+    kept = work / f"{rev}-{here}.json"
+    figures = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     if "builds" in only or not all(path.exists() for path in programs.values()):
-        for source in sources.values():
-            run("cargo", "fetch", "--locked", cwd=source)
-        for profile, count in (("release", options.builds), ("dist", 1)):
-            for number in range(count):
-                for which, source in sources.items():
-                    target = work / "target"
-                    shutil.rmtree(target, ignore_errors=True)
-                    measured = build(source, target, profile)
-                    figures.setdefault(f"{profile} {which}", []).append(measured)
-                    print(f"{profile} {which} {number + 1}: {measured['seconds']:.0f} s", file=sys.stderr, flush=True)
-                    shutil.copy2(measured.pop("program"), programs[f"{profile} {which}"])
-                    shutil.rmtree(target, ignore_errors=True)
-        kept_figures.write_text(json.dumps(figures), encoding="utf-8")
-    elif kept_figures.exists():
-        figures = json.loads(kept_figures.read_text(encoding="utf-8"))
-    text = f"{HEADING}\n\nBefore: {rev}. Made by `make bench-against REV={rev}`: "
-    text += "the figures are of one machine in one call, and only the ratios are to be compared.\n\n"
-    text += "| what | before | after | ratio | goal |\n| --- | ---: | ---: | ---: | --- |\n"
-    if figures:
-        mean = lambda profile, which, what: statistics.mean(it[what] for it in figures[f"{profile} {which}"])
-        for label, profile, what, scale, unit, goal in (
-            ("`make run` on an empty cache", "release", "seconds", 1, "s", 0.5),
-            ("the same, CPU time", "release", "cpu", 1, "s", None),
-            ("the same, the most memory of all compilers", "release", "peak", MIB, "MiB", None),
-            ("`make dist` on an empty cache", "dist", "seconds", 1, "s", None),
-            ("the same, the most memory of all compilers", "dist", "peak", MIB, "MiB", None),
-        ):
-            before, after = (mean(profile, which, what) / scale for which in ("before", "after"))
-            text += row(label, before, after, goal, unit, 0)
-    for profile in ("release", "dist"):
-        before, after = (programs[f"{profile} {which}"].stat().st_size / 1e6 for which in ("before", "after"))
-        text += row(f"the {profile} file", before, after, None, "MB")
+        figures["builds"] = measure_builds(rev, programs, options.builds)
+        kept.write_text(json.dumps(figures), encoding="utf-8")
     if "resident" in only:
-        with tempfile.TemporaryDirectory(prefix="memledger-against-") as folder:
-            empty, full = spread(programs, options.turns, folder)
-        for profile in ("release", "dist"):
-            for label, found, goal in (
-                (f"resident on a host without containers of ours, {profile}", empty, 0.5),
-                (f"resident with {CONTAINERS} more, {profile}", full, 0.65 if profile == "release" else 0.55),
-            ):
-                before, after = (found[f"{profile} {which}"][0] / MIB for which in ("before", "after"))
-                text += row(label, before, after, goal, "MiB")
-            for label, found in (("without them", empty), (f"with {CONTAINERS}", full)):
-                before, after = (found[f"{profile} {which}"][1] for which in ("before", "after"))
-                text += row(f"CPU {label}, {profile}", before, after, 1.05, "ms/s", 2)
+        figures["programs"] = measure_programs(programs, options.rounds)
+        kept.write_text(json.dumps(figures), encoding="utf-8")
+    text = table(rev, here, figures, programs)
     print(text)
     path = ROOT / "docs/performance.md"
     parts = path.read_text(encoding="utf-8").split("\n## ")

@@ -3,8 +3,8 @@
 processes in FOLDER/tests called.
 
 A Rust symbol (of mangling v0) has hashes of crates, which change with the compiler and with versions: each becomes `*`, as linkers
-understand it in names. A demangled name would say the same, but for generic code not which instance: the list would then place twice
-the code.
+understand it in names. A hash of another length also moves the back-references behind it, so that some names are lost then. A
+demangled name has neither, but does not say which instance of generic code it is: the list would then select twice the code.
 
 usage: names.py FOLDER
 """
@@ -19,11 +19,13 @@ SHARE = 0.2
 
 
 def name(symbol):
-    """Returns a symbol without what changes with each build; `None` for what the linker cannot place by its name."""
-    symbol = re.sub(r"\.(llvm|cold|part|isra|constprop)\.?[0-9.]*$", "", symbol)
-    if symbol.startswith("_R"):
-        return re.sub("Cs[0-9A-Za-z]+_", "Cs*_", symbol)
-    return symbol if re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", symbol) else None
+    """Returns the pattern of a symbol; `None` for what has no name of its own."""
+    base, dot, _ = symbol.partition(".")  # the compiler numbers copies of one function
+    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", base):
+        return None
+    if base.startswith("_R"):
+        base = re.sub("Cs[0-9A-Za-z]+_", "Cs*_", base)
+    return base + ".*" if dot else base
 
 
 def calls(folder):

@@ -8,6 +8,8 @@ as always after its first seconds.
 $LAYOUT_PROGRAM  the program, with its symbols
 $LAYOUT_SYMBOLS  its functions: address and name, a line each
 $LAYOUT_FOLDER   where each run leaves a file with the symbols of the functions that were called
+
+On x86-64 alone: breakpoints and registers are its.
 """
 
 import bisect
@@ -61,7 +63,7 @@ class Tracer:
         return self.bases[process]
 
     def set_breakpoints(self, thread):
-        """Replaces the first byte of each function that was not called yet."""
+        """Replaces the first byte of each function."""
         with open(f"/proc/{thread}/status", encoding="utf-8") as file:
             process = next(int(line.split()[1]) for line in file if line.startswith("Tgid:"))
         self.bases.pop(process, None)
@@ -72,10 +74,12 @@ class Tracer:
         with open(f"/proc/{thread}/mem", "r+b", buffering=0) as memory:
             memory.seek(base + first)
             text = bytearray(memory.read(last - first + 1))
+            if len(text) != last - first + 1:
+                raise OSError("the program ended while it was read")
             for address in self.addresses:
                 self.bytes.setdefault(address, text[address - first])
                 text[address - first] = BREAKPOINT
-            # a page a write, so that pages without a function stay shared
+            # in blocks, so that those without a function stay shared
             for page in range(0, len(text), 4096):
                 at = bisect.bisect_left(self.addresses, first + page)
                 if at < len(self.addresses) and self.addresses[at] < first + page + 4096:
@@ -139,10 +143,13 @@ def main():
         is_seized = ptrace(SEIZE, memledger, None, OPTIONS)
         os.write(traced, b"1" if is_seized else b"0")
         os.close(traced)
-        tracer.run()
-        with open(os.path.join(folder, f"{memledger}.symbols"), "a", encoding="utf-8") as file:
-            for address in sorted(tracer.called):
-                file.writelines(f"{name}\n" for name in tracer.functions[address])
+        if is_seized:
+            tracer.run()
+            path = os.path.join(folder, f"{memledger}.symbols")
+            with open(f"{path}.unfinished", "w", encoding="utf-8") as file:
+                for address in sorted(tracer.called):
+                    file.writelines(f"{name}\n" for name in tracer.functions[address])
+            os.rename(f"{path}.unfinished", path)
         os._exit(0)
     os.close(traced)
     if os.read(is_traced, 1) != b"1":

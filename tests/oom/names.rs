@@ -128,6 +128,7 @@ fn case_18_cgroup_that_a_user_names_after_a_container_is_not_the_container() {
 #[test]
 fn container_below_the_cgroup_of_a_job_is_one_by_its_engines_word() {
     let Some(scene) = Scene::new("inside") else { return };
+    wait_for_cgroups_in_the_log();
     let ledger = scene.start_memledger(&[]);
     let parent = CgroupParent::below("jobs", "slurm_vm/uid_0/job_1");
     let container = scene.run_known(&ledger, "it", &[&parent.flag], &["seq=1:eat", "hold"]);
