@@ -65,7 +65,7 @@ fn order_functions() {
         let reason =
             if has_other_names { "RUSTFLAGS replaces .cargo/config.toml" } else { "another linker is set" };
         println!(
-            "cargo::warning=functions are not ordered, so that memledger needs some 5 MiB more memory: {reason}"
+            "cargo::warning=functions are not ordered, so that more of memledger's code stays in memory: {reason}"
         );
         return;
     }

@@ -22,7 +22,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 LIBC.ptrace.restype = ctypes.c_long
 CONT, GET_REGISTERS, SET_REGISTERS, SEIZE, LISTEN = 7, 12, 13, 0x4206, 0x4208
-# follow threads, children and what they start; end them with the tracer, because nobody else removes the breakpoints
+# traces threads, children and the programs that they execute; if the tracer ends, they are killed, because breakpoints are left in them
 OPTIONS = 2 | 4 | 8 | 0x10 | 0x100000
 EVENT_EXEC, EVENT_STOP = 4, 128
 WAIT_ALL = 0x40000000
