@@ -286,6 +286,39 @@ fn cgroup_recreated_between_cycles_starts_a_new_run() {
     assert_no_errors(&memledger.metrics());
 }
 
+/// No runtime is asked, as where its socket is not mounted.
+#[test]
+fn container_that_no_runtime_names_has_a_new_run_after_it_was_gone() {
+    let mut ids = TestIds::new();
+    let id = ids.id();
+    let first = container(&id);
+    let mut python = Python::start(&first, STEADY);
+    python.line();
+    let memledger = ids.memledger();
+    let name = first.name().to_owned();
+    let labels = [("container_name", name.as_str())];
+    let unknown = [labels[0], ("reason", "unknown")];
+    let exits = |metrics: &Metrics| metrics.try_value("memledger_container_exits_total", &unknown);
+    let reaches = |count: Result<f64, String>, wanted: f64| {
+        count.and_then(|count| if count == wanted { Ok(()) } else { Err(format!("{count} of {wanted}")) })
+    };
+    memledger.eventually("the container", |metrics| reaches(exits(metrics), 0.0));
+
+    drop(python);
+    drop(first);
+    memledger.eventually("its end", |metrics| reaches(exits(metrics), 1.0));
+    let second = container(&id);
+    let mut python = Python::start(&second, STEADY);
+    python.line();
+    memledger.eventually("its next run", |metrics| {
+        reaches(Ok(metrics.sum("memledger_container_processes", &labels)), 1.0)
+    });
+    memledger.fresh_metrics(); // a cycle later the ledger knows that run
+    drop(python);
+    drop(second);
+    memledger.eventually("the end of that one", |metrics| reaches(exits(metrics), 2.0));
+}
+
 #[test]
 fn process_name_may_be_any_bytes() {
     let mut ids = TestIds::new();

@@ -282,6 +282,11 @@ impl Container {
         }
     }
 
+    /// Returns whether a runtime has named it. Until then its name is its short id, and the runtime that of its cgroup's path.
+    pub fn is_named(&self) -> bool {
+        *self.identity.name != *self.id.short()
+    }
+
     /// Returns what makes its runs comparable with others.
     pub fn group(&self) -> Arc<str> {
         self.spec.group(&self.identity).unwrap_or_else(|| Arc::clone(&self.identity.name))

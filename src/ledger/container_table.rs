@@ -74,7 +74,7 @@ fn is_same_but_for_runtime(one: &Identity, other: &Identity, container: &Contain
         None => identity.name.to_string(),
     };
     let is_id = |identity: &Identity| *identity.name == *container.id.as_str();
-    !container.runtime.is_missing() && (plain(one) == plain(other) || is_id(one) || is_id(other))
+    plain(one) == plain(other) || is_id(one) || is_id(other)
 }
 
 /// A container that got another name.
@@ -86,11 +86,6 @@ pub struct Renaming {
     pub before: Option<Identity>,
     /// The previous name was the short id.
     pub is_first: bool,
-}
-
-/// Returns whether a container has ended although it is listed: no runtime knows it, and its cgroup has no process.
-fn is_left(container: &Container, usage: &ContainerUsage) -> bool {
-    container.runtime.is_missing() && usage.has_all_processes && usage.processes.is_empty()
 }
 
 impl ContainerTable {
@@ -334,8 +329,7 @@ impl ContainerTable {
         }
         self.host_memory.extend(report.host_memory.map(|memory| (report.at.unix_seconds(), memory)));
         self.host_memory.drain(..self.host_memory.len().saturating_sub(MAX_HOST_MEMORY));
-        let listed = std::iter::zip(&report.inventory.containers, &report.containers);
-        for (container, usage) in listed.filter(|(container, usage)| !is_left(container, usage)) {
+        for (container, usage) in std::iter::zip(&report.inventory.containers, &report.containers) {
             if self.get(&container.id).is_some_and(|state| state.is_sandbox) {
                 continue; // its runtime is away, and memledger was started again since
             }
@@ -363,7 +357,7 @@ impl ContainerTable {
     fn apply_listed(&mut self, at: Timestamp, container: &Container) {
         let name = container.identity.clone();
         let cgroup = container.cgroup.as_ref().map(|cgroup| &cgroup.path);
-        let named = *name.name != *container.id.short();
+        let named = container.is_named();
         let new = self.states.get(&container.id).is_none_or(|state| {
             let renamed = state.identity != name && (named || !state.named);
             let moved = cgroup.is_some() && state.cgroup.as_ref() != cgroup;
@@ -408,9 +402,9 @@ impl ContainerTable {
     /// Continues a run that was taken for ended and is still listed.
     fn reopen_listed(&mut self, now: Timestamp, container: &Container) -> Option<RunTransition> {
         let run = self.entry(&container.id).run.as_mut()?;
-        // the inventory may be slightly older than the exit; without a runtime the cgroup had no process, and has new ones
+        // the inventory may be slightly older than the exit; without a runtime a cgroup of the same name is another run's
         let is_recorded = run.phase.end().is_some_and(|end| end.is_recorded);
-        let is_same = !container.runtime.is_missing() && run.phase.reopen(now.unix_seconds());
+        let is_same = container.is_named() && run.phase.reopen(now.unix_seconds());
         run.has_exit |= is_same && is_recorded;
         is_same
             .then(|| RunTransition::Reopened(RunId { container: container.id.clone(), number: run.number }))
@@ -424,7 +418,7 @@ impl ContainerTable {
         let is_later = |(one, other): (f64, f64)| other >= one + START_TOLERANCE;
         run.start.first.zip(container.started).is_some_and(is_later)
             || run.phase.is_of_another_boot()
-            || run.ended().is_some() && container.runtime.is_missing()
+            || run.ended().is_some() && !container.is_named()
     }
 
     /// Records what a container used in the cycle at `at`, if that was after the begin of its run.
@@ -469,11 +463,7 @@ impl ContainerTable {
 
     /// Ends runs that are not listed any more and whose exit was not reported.
     fn end_vanished(&mut self, now: Timestamp, report: &CycleReport) -> Vec<RunTransition> {
-        let listed = std::iter::zip(&report.inventory.containers, &report.containers);
-        let listed: HashSet<_> = listed
-            .filter(|(container, usage)| !is_left(container, usage))
-            .map(|(container, _)| &container.id)
-            .collect();
+        let listed: HashSet<_> = report.inventory.containers.iter().map(|container| &container.id).collect();
         let mut transitions = Vec::new();
         for (id, state) in &mut self.states {
             if !state.is_running() || state.hidden || listed.contains(id) {

@@ -274,12 +274,7 @@ impl RunPeaksTable {
             self.running.retain(|id, _| inventory.contains(id));
         }
         for (number, container) in context.inventory.containers.iter().enumerate() {
-            // without a runtime the run ends with its last process
             let processes = cycle_data.processes.of(number);
-            if container.runtime.is_missing() && processes.is_empty() && cycle_data.processes.complete(number)
-            {
-                self.running.remove(&container.id);
-            }
             let peaks = self.running.entry(container.id.clone()).or_insert_with(|| RunPeaks::new(container));
             peaks.record(container, cycle_data.memory.get(number).and_then(Option::as_ref));
             peaks.gpus.values_mut().for_each(|peak| peak.forget_old(context.now));

@@ -279,19 +279,15 @@ fn start_before_the_name_is_known_counts_under_the_name() {
 }
 
 #[test]
-fn program_without_a_runtime_has_ended_when_its_cgroup_has_no_process() {
+fn container_without_a_runtime_has_a_new_run_when_its_cgroup_is_there_again() {
     let mut story = Story::new();
     let nameless = |letter| id(letter).short().to_owned();
-    let cycle = |story: &mut Story, at: f64, pids: &[u32]| {
-        story.usage = with_processes(pids.iter().map(|pid| process(*pid, 1, true)).collect());
-        let sample =
-            UsageSample { at: story.at(at).unix_seconds(), usage_bytes: 1, ..UsageSample::default() };
-        story.usage.sample = Some(sample);
-        story.cycle_as(at, &[('a', None)], &[], nameless);
+    let cycle = |story: &mut Story, at: f64, listed: &[(char, Option<f64>)]| {
+        story.cycle_as(at, listed, &[], nameless);
         story.settle(at);
     };
     for at in [1.0, 2.0] {
-        cycle(&mut story, at, &[70]);
+        cycle(&mut story, at, &[('a', None)]);
     }
     for at in [3.0, 4.0, 5.0, 6.5] {
         cycle(&mut story, at, &[]);
@@ -301,9 +297,9 @@ fn program_without_a_runtime_has_ended_when_its_cgroup_has_no_process() {
     let ended = story.exits('a')[0].at - story.begin.unix_seconds();
     assert!((3.0..3.1).contains(&ended), "{ended}");
     for at in 30..100 {
-        cycle(&mut story, f64::from(at), &[80]);
+        cycle(&mut story, f64::from(at), &[('a', None)]);
     }
-    assert!(story.reconciler.running(RuntimeKind::Missing).any(|running| *running == id('a')), "a new run");
+    assert!(story.reconciler.running(RuntimeKind::Docker).any(|running| *running == id('a')), "a new run");
     assert_eq!(story.exits('a').len(), 1);
     let restarts = super::figures(&story.store.totals(), id('a').short()).restarts;
     assert_eq!(restarts, 1, "no runtime will name it");
@@ -325,19 +321,6 @@ fn exit_names_a_kill_of_its_own_that_is_not_decided() {
     let (exit, kill) = (story.exits('a')[0].clone(), story.store.kills().find(|kill| kill.pid == Some(71)));
     assert_eq!(exit.reason, Some(ExitReason::Error));
     assert!(exit.may_be.contains(&kill.expect("the kill").id), "{exit:?}");
-}
-
-#[test]
-fn empty_cgroup_that_was_left_writes_nothing() {
-    let mut story = Story::new();
-    story.usage = with_processes(vec![]);
-    for at in 1..130 {
-        let at = f64::from(at);
-        story.cycle_as(at, &[('a', None)], &[], |letter| id(letter).short().to_owned());
-        let (changes, _) = story.reconciler.settle(story.at(at));
-        assert!(at < 2.0 || changes.is_empty(), "{at}: {changes:?}");
-        story.store.commit(changes);
-    }
 }
 
 /// Docker lists a container for ever whose end it missed while containerd was restarted, and reports code 0 once it is stopped.

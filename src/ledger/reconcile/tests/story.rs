@@ -269,7 +269,7 @@ impl Story {
         runtimes: &[(RuntimeKind, bool)],
         name: impl Fn(char) -> String,
     ) -> CycleReport {
-        let runtime = runtimes.first().map_or(RuntimeKind::Missing, |(runtime, _)| *runtime);
+        let runtime = runtimes.first().map_or(RuntimeKind::Docker, |(runtime, _)| *runtime);
         let container = |(letter, started): &(char, Option<f64>)| {
             Arc::new(Container {
                 id: id(*letter),

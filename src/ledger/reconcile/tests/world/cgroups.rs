@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{NAMES, TrueKill, World};
 use crate::attribute::roles::Role;
 use crate::clock::Timestamp;
-use crate::discover::{Cgroup, Container, ContainerSpec, Identity, Inventory, RuntimeKind};
+use crate::discover::{Cgroup, Container, ContainerSpec, Identity, Inventory};
 use crate::ledger::exchange::CycleReport;
 use crate::ledger::sources::cgroup_oom_events::CounterReading;
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
@@ -95,11 +95,7 @@ impl World {
         let name = if self.nameless == Some(container) { id.short() } else { &name };
         Container {
             id: id.clone(),
-            runtime: if self.nameless == Some(container) {
-                RuntimeKind::Missing
-            } else {
-                self.sources.kind.runtime()
-            },
+            runtime: self.sources.kind.runtime(),
             spec: Arc::new(ContainerSpec { image: "image".into(), ..ContainerSpec::default() }),
             started: Some(self.clocks(begin, self.runs[container][run].start).unix_seconds()),
             cgroup: Some(Arc::new(Cgroup {
