@@ -138,7 +138,7 @@ class Program:
         body = answer.read()
         connection.close()
         if answer.status != 200:
-            sys.exit(f"/metrics: {answer.status} {body[:200]}")
+            raise OSError(f"/metrics: {answer.status} {body[:200]}")  # 503 until the first cycle has ended
         return (gzip.decompress(body) if answer.getheader("Content-Encoding") == "gzip" else body).decode()
 
     def wait(self):

@@ -56,7 +56,7 @@ CARGO_PROFILE_DIST_STRIP=none CARGO_TARGET_DIR=$builds deploy/supply/dist.sh "$w
 served=0
 for program in "$builds/release/memledger" "$work/dist/memledger"; do
   record "$program" serve
-  for _ in 1 2 3; do start_container /busybox/sleep 100000; done
+  for ((i = 0; i < 30; i++)); do start_container /busybox/sleep 100000; done # a sort of more than 20 is another function
   port=$((20000 + RANDOM % 10000))
   deploy/layout/record.py serve --web.listen-address="127.0.0.1:$port" --state.path="$work/state-$served" 2>"$work/log" &
   memledger=$!
