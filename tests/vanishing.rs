@@ -299,24 +299,24 @@ fn container_that_no_runtime_names_has_a_new_run_after_it_was_gone() {
     let labels = [("container_name", name.as_str())];
     let unknown = [labels[0], ("reason", "unknown")];
     let exits = |metrics: &Metrics| metrics.try_value("memledger_container_exits_total", &unknown);
-    let reaches = |count: Result<f64, String>, wanted: f64| {
+    let is_count = |count: Result<f64, String>, wanted: f64| {
         count.and_then(|count| if count == wanted { Ok(()) } else { Err(format!("{count} of {wanted}")) })
     };
-    memledger.eventually("the container", |metrics| reaches(exits(metrics), 0.0));
+    memledger.eventually("the container", |metrics| is_count(exits(metrics), 0.0));
 
     drop(python);
     drop(first);
-    memledger.eventually("its end", |metrics| reaches(exits(metrics), 1.0));
+    memledger.eventually("its end", |metrics| is_count(exits(metrics), 1.0));
     let second = container(&id);
     let mut python = Python::start(&second, STEADY);
     python.line();
     memledger.eventually("its next run", |metrics| {
-        reaches(Ok(metrics.sum("memledger_container_processes", &labels)), 1.0)
+        is_count(Ok(metrics.sum("memledger_container_processes", &labels)), 1.0)
     });
     memledger.fresh_metrics(); // a cycle later the ledger knows that run
     drop(python);
     drop(second);
-    memledger.eventually("the end of that one", |metrics| reaches(exits(metrics), 2.0));
+    memledger.eventually("the end of that one", |metrics| is_count(exits(metrics), 2.0));
 }
 
 #[test]

@@ -282,9 +282,9 @@ impl Container {
         }
     }
 
-    /// Returns whether a runtime has named it. Until then its name is its short id, and the runtime that of its cgroup's path.
-    pub fn is_named(&self) -> bool {
-        *self.identity.name != *self.id.short()
+    /// Returns the inode of its cgroup.
+    pub fn cgroup_inode(&self) -> Option<u64> {
+        self.cgroup.as_ref().and_then(|cgroup| cgroup.inode)
     }
 
     /// Returns what makes its runs comparable with others.

@@ -360,8 +360,7 @@ fn with_unique_names(mut found: Vec<(usize, Container)>) -> Vec<Container> {
 /// Returns whether `later` is the same run of the same container. The same id with another start time is another run. A
 /// container that only its cgroup shows has no start time until a runtime names it; its run lasts as long as the cgroup.
 fn same_run(earlier: &Container, later: &Container) -> bool {
-    let inode = |container: &Container| container.cgroup.as_ref().and_then(|cgroup| cgroup.inode);
-    let remade = match (earlier.started, later.started, inode(earlier), inode(later)) {
+    let remade = match (earlier.started, later.started, earlier.cgroup_inode(), later.cgroup_inode()) {
         (None, None, Some(earlier), Some(later)) => earlier != later,
         _ => false,
     };

@@ -338,9 +338,11 @@ impl ContainerTable {
             self.entry(&container.id).run.iter_mut().for_each(|run| run.phase.list());
             let reopened = self.reopen_listed(now, container);
             if reopened.is_none() && self.is_another_run(container) {
+                self.end_in_cgroup_before(report.at, container);
                 let report = StartReport { at: container.started, is_event: false };
                 transitions.extend(self.begin_run(&container.id, report, None));
             }
+            self.entry(&container.id).run.iter_mut().for_each(|run| run.record_cgroup(container));
             transitions.extend(reopened);
             self.record_sample(now, report.at, last_cycle, container, usage);
         }
@@ -357,7 +359,7 @@ impl ContainerTable {
     fn apply_listed(&mut self, at: Timestamp, container: &Container) {
         let name = container.identity.clone();
         let cgroup = container.cgroup.as_ref().map(|cgroup| &cgroup.path);
-        let named = container.is_named();
+        let named = *name.name != *container.id.short();
         let new = self.states.get(&container.id).is_none_or(|state| {
             let renamed = state.identity != name && (named || !state.named);
             let moved = cgroup.is_some() && state.cgroup.as_ref() != cgroup;
@@ -402,9 +404,9 @@ impl ContainerTable {
     /// Continues a run that was taken for ended and is still listed.
     fn reopen_listed(&mut self, now: Timestamp, container: &Container) -> Option<RunTransition> {
         let run = self.entry(&container.id).run.as_mut()?;
-        // the inventory may be slightly older than the exit; without a runtime a cgroup of the same name is another run's
+        // the inventory may be slightly older than the exit
         let is_recorded = run.phase.end().is_some_and(|end| end.is_recorded);
-        let is_same = container.is_named() && run.phase.reopen(now.unix_seconds());
+        let is_same = !run.is_of_another_cgroup(container) && run.phase.reopen(now.unix_seconds());
         run.has_exit |= is_same && is_recorded;
         is_same
             .then(|| RunTransition::Reopened(RunId { container: container.id.clone(), number: run.number }))
@@ -418,7 +420,15 @@ impl ContainerTable {
         let is_later = |(one, other): (f64, f64)| other >= one + START_TOLERANCE;
         run.start.first.zip(container.started).is_some_and(is_later)
             || run.phase.is_of_another_boot()
-            || run.ended().is_some() && !container.is_named()
+            || run.is_of_another_cgroup(container)
+    }
+
+    /// Ends the run whose cgroup was replaced by another one before a cycle missed it.
+    fn end_in_cgroup_before(&mut self, at: Timestamp, container: &Container) {
+        let Some(run) = &mut self.entry(&container.id).run else { return };
+        if run.is_of_another_cgroup(container) {
+            run.phase.assume_end(at.unix_seconds());
+        }
     }
 
     /// Records what a container used in the cycle at `at`, if that was after the begin of its run.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::interval::Interval;
 use crate::clock::{ClockStep, Timestamp};
+use crate::discover::Container;
 use crate::events::{OomScope, UsageSample};
 use crate::lifecycle::timing::{
     CLOCK_TOLERANCE, LISTED_AFTER_KILL, MAX_END_EVENT_DELAY, START_TOLERANCE, STOP_REQUEST_WINDOW, USAGE_KEPT,
@@ -44,6 +45,8 @@ pub struct Run {
     pub phase: RunPhase,
     /// Host pid of the first process.
     pub pid: Option<u32>,
+    /// Inode of its cgroup, once a cycle has listed it.
+    pub cgroup_inode: Option<u64>,
     /// Unix time of the runtime's last OOM event during this run. One is also sent without a kill.
     pub oom_event_at: Option<f64>,
     /// Stop requests: Unix time and signal; the last ones, oldest first.
@@ -98,6 +101,19 @@ impl Run {
     /// Returns when it began, as far as known.
     pub fn begin(&self) -> Option<f64> {
         self.start.begin()
+    }
+
+    /// Takes its cgroup from the inventory.
+    pub fn record_cgroup(&mut self, container: &Container) {
+        if self.ended().is_none() {
+            self.cgroup_inode = container.cgroup_inode().or(self.cgroup_inode);
+        }
+    }
+
+    /// Returns whether the inventory lists the container in another cgroup than this run had, and no runtime says when that one began.
+    pub fn is_of_another_cgroup(&self, container: &Container) -> bool {
+        let inodes = self.cgroup_inode.zip(container.cgroup_inode());
+        container.started.is_none() && inodes.is_some_and(|(own, listed)| own != listed)
     }
 
     /// Returns the Unix time of its end.

@@ -278,31 +278,48 @@ fn start_before_the_name_is_known_counts_under_the_name() {
     assert_eq!(super::figures(&story.store.totals(), "a").restarts, 1);
 }
 
-#[test]
-fn container_without_a_runtime_has_a_new_run_when_its_cgroup_is_there_again() {
+/// Plays a container that no runtime names: in each second of the cgroup with that inode, or of none.
+fn without_a_runtime(cgroups: &[(std::ops::Range<u32>, Option<u64>)]) -> Story {
     let mut story = Story::new();
     let nameless = |letter| id(letter).short().to_owned();
-    let cycle = |story: &mut Story, at: f64, listed: &[(char, Option<f64>)]| {
-        story.cycle_as(at, listed, &[], nameless);
-        story.settle(at);
-    };
-    for at in [1.0, 2.0] {
-        cycle(&mut story, at, &[('a', None)]);
+    for (seconds, inode) in cgroups {
+        for at in seconds.clone().map(f64::from) {
+            story.cgroup_inode = *inode;
+            let listed: &[_] = if inode.is_some() { &[('a', None)] } else { &[] };
+            story.cycle_as(at, listed, &[], nameless);
+            story.settle(at);
+        }
     }
-    for at in [3.0, 4.0, 5.0, 6.5] {
-        cycle(&mut story, at, &[]);
+    story
+}
+
+#[test]
+fn container_without_a_runtime_has_a_new_run_in_another_cgroup() {
+    // it is missed before the next one is made, or not
+    for second in [30, 3] {
+        let mut story = without_a_runtime(&[
+            (1..3, Some(7)),
+            (3..second, None),
+            (second..100, Some(8)),
+            (100..110, None),
+        ]);
+        story.settle(120.0);
+        assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown); 2], "{second}");
+        let ended = story.exits('a')[0].at - story.begin.unix_seconds();
+        assert!((3.0..3.1).contains(&ended), "{second}: {ended}");
+        let restarts = super::figures(&story.store.totals(), id('a').short()).restarts;
+        assert_eq!(restarts, 1, "no runtime will name it");
     }
-    story.settle(20.0);
+}
+
+#[test]
+fn container_without_a_runtime_goes_on_in_the_same_cgroup() {
+    // the hierarchy could not be read for a while
+    let mut story =
+        without_a_runtime(&[(1..3, Some(7)), (3..30, None), (30..100, Some(7)), (100..110, None)]);
+    story.settle(120.0);
     assert_eq!(story.reasons('a'), [Some(ExitReason::Unknown)]);
-    let ended = story.exits('a')[0].at - story.begin.unix_seconds();
-    assert!((3.0..3.1).contains(&ended), "{ended}");
-    for at in 30..100 {
-        cycle(&mut story, f64::from(at), &[('a', None)]);
-    }
-    assert!(story.reconciler.running(RuntimeKind::Docker).any(|running| *running == id('a')), "a new run");
-    assert_eq!(story.exits('a').len(), 1);
-    let restarts = super::figures(&story.store.totals(), id('a').short()).restarts;
-    assert_eq!(restarts, 1, "no runtime will name it");
+    assert_eq!(super::figures(&story.store.totals(), id('a').short()).restarts, 0);
 }
 
 /// Whose a kill is may wait for the record of another one.

@@ -235,6 +235,49 @@ fn cgroup_that_outlives_its_container_does_not_reopen_the_run() {
     assert_eq!(story.reasons('a'), [Some(ExitReason::Completed)]);
 }
 
+/// The runtime lists it no longer, so that it has neither a name nor a start.
+#[test]
+fn cgroup_that_outlives_the_report_of_an_end_is_no_run() {
+    let mut story = Story::new();
+    let nameless = |letter| id(letter).short().to_owned();
+    story.cgroup_inode = Some(7);
+    story.event('a', 0.1, EventKind::Started);
+    story.cycle(0.5, &[('a', Some(0.1))], &DOCKER_UP);
+    story.end('a', 1.0, Some(0));
+    for at in [1.5, 8.0, 12.0, 20.0] {
+        story.cycle_as(at, &[('a', None)], &DOCKER_UP, nameless);
+        story.settle(at);
+    }
+    for at in [21.0, 40.0] {
+        story.cycle(at, &[], &DOCKER_UP);
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Completed)]);
+    assert_eq!(super::figures(&story.store.totals(), "a").restarts, 0);
+}
+
+/// A busy engine reports the start of the next run after its cgroup was listed for some seconds without a name.
+#[test]
+fn start_that_is_reported_after_its_cgroup_was_listed_is_one_run() {
+    let mut story = Story::new();
+    let nameless = |letter| id(letter).short().to_owned();
+    story.event('a', 0.1, EventKind::Started);
+    story.cgroup_inode = Some(7);
+    story.cycle(0.5, &[('a', Some(0.1))], &DOCKER_UP);
+    story.end('a', 1.0, Some(1));
+    story.cgroup_inode = Some(8);
+    for at in [5.0, 6.0] {
+        story.cycle_as(at, &[('a', None)], &DOCKER_UP, nameless);
+        story.settle(at);
+    }
+    story.late_event('a', 1.5, 6.5, EventKind::Started);
+    story.cycle(7.0, &[('a', Some(1.5))], &DOCKER_UP);
+    story.end('a', 8.0, Some(2));
+    story.settle(20.0);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Error); 2]);
+    assert_eq!(super::figures(&story.store.totals(), "a").restarts, 1);
+}
+
 #[test]
 fn assumed_exit_of_a_container_that_is_listed_again_is_not_counted_twice() {
     let mut story = Story::new();

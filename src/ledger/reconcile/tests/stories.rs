@@ -405,9 +405,9 @@ fn vanished_container_ends_soon_without_runtime_and_later_while_disconnected() {
 fn vanished_container_without_name_waits_for_its_runtime() {
     let mut story = Story::new();
     let nameless = |letter| id(letter).short().to_owned();
-    let runtimes = [(RuntimeKind::Cri, true)]; // the path does not show the runtime of the cgroup
+    let runtimes = [(RuntimeKind::Cri, true)];
     story.cycle_as(2.0, &[('b', None)], &runtimes, nameless);
-    story.reconciler.containers.modify(&id('b')).runtime = RuntimeKind::Missing;
+    story.reconciler.containers.modify(&id('b')).runtime = RuntimeKind::Containerd; // by the path of the cgroup
     story.cycle(3.0, &[], &runtimes);
     for at in [12.0, 16.0] {
         story.cycle(at, &[], &runtimes);

@@ -9,7 +9,7 @@ use super::{MemoryStore, figures};
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
 use crate::discover::{
-    Container, ContainerId, ContainerSpec, EventKind, Identity, Inventory, RuntimeEvent, RuntimeKind,
+    Cgroup, Container, ContainerId, ContainerSpec, EventKind, Identity, Inventory, RuntimeEvent, RuntimeKind,
 };
 use crate::events::{Exit, ExitReason, Kill, KillOwner, Victim};
 use crate::ledger::exchange::{CycleReport, GpuUse};
@@ -32,6 +32,8 @@ pub struct Story {
     pub store: MemoryStore,
     /// Usage of all containers in the next cycles.
     pub usage: ContainerUsage,
+    /// Inode of their cgroups in the next cycles; without one they have no cgroup.
+    pub cgroup_inode: Option<u64>,
     /// Total and available memory of the host in the next cycles.
     pub host_memory: Option<(u64, u64)>,
     /// GPUs in the next cycles.
@@ -86,6 +88,7 @@ impl Story {
             reconciler,
             store,
             usage,
+            cgroup_inode: None,
             host_memory: None,
             gpus: vec![],
             drift,
@@ -271,9 +274,13 @@ impl Story {
     ) -> CycleReport {
         let runtime = runtimes.first().map_or(RuntimeKind::Docker, |(runtime, _)| *runtime);
         let container = |(letter, started): &(char, Option<f64>)| {
+            let cgroup = |inode| {
+                Arc::new(Cgroup { path: path(*letter).into(), inode, below: vec![], is_truncated: false })
+            };
             Arc::new(Container {
                 id: id(*letter),
                 runtime,
+                cgroup: self.cgroup_inode.map(|inode| cgroup(Some(inode))),
                 started: started.map(|started| self.begin.unix_seconds() + started),
                 ..Container::known_by_name(Identity::named(&name(*letter)))
             })

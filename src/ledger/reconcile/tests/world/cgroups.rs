@@ -91,13 +91,16 @@ impl World {
     }
 
     fn listed(&self, begin: Timestamp, container: usize, run: usize) -> Container {
+        let is_named = self.nameless != Some(container);
         let (id, name) = (Self::id(container), Self::name(container));
-        let name = if self.nameless == Some(container) { id.short() } else { &name };
+        let name = if is_named { &name } else { id.short() };
+        let spec = Arc::new(ContainerSpec { image: "image".into(), ..ContainerSpec::default() });
+        let started = self.clocks(begin, self.runs[container][run].start).unix_seconds();
         Container {
             id: id.clone(),
             runtime: self.sources.kind.runtime(),
-            spec: Arc::new(ContainerSpec { image: "image".into(), ..ContainerSpec::default() }),
-            started: Some(self.clocks(begin, self.runs[container][run].start).unix_seconds()),
+            spec: if is_named { spec } else { Arc::default() },
+            started: is_named.then_some(started),
             cgroup: Some(Arc::new(Cgroup {
                 path: PathBuf::from(self.cgroup(container)),
                 inode: Some(Self::inode(container, run)),
