@@ -71,7 +71,7 @@ fn order_functions() {
     }
     let mut text = "SECTIONS {\n  .text.called : {\n".to_owned();
     for symbol in std::fs::read_to_string(LIST).expect("it is part of the source").lines() {
-        // code that is expected to run seldom, which is most of what runs at a start, has a prefix of its own
+        // LLVM gives what it takes for cold, as the growth of a table, a prefix of its own
         writeln!(text, "    *(.text.{symbol} .text.unlikely.{symbol})").expect("memory");
     }
     text.push_str("  }\n} INSERT BEFORE .text;\n");

@@ -138,19 +138,20 @@ class Program:
         body = answer.read()
         connection.close()
         if answer.status != 200:
-            raise OSError(f"/metrics: {answer.status} {body[:200]}")  # 503 until the first cycle has ended
+            raise OSError(f"/metrics: {answer.status} {body[:200]}")
         return (gzip.decompress(body) if answer.getheader("Content-Encoding") == "gzip" else body).decode()
 
     def wait(self):
-        deadline = time.monotonic() + 60
+        deadline, last = time.monotonic() + 60, None
         while time.monotonic() < deadline:
             try:
                 return self.scrape()
-            except OSError:
+            except OSError as error:  # it does not listen yet, or answers 503 until the first cycle has ended
+                last = error
                 if self.process.poll() is not None:
                     sys.exit(f"memledger ended: {pathlib.Path(self.log.name).read_text(errors='replace')[-2000:]}")
                 time.sleep(0.2)
-        sys.exit("memledger did not answer in 60 s")
+        sys.exit(f"memledger did not answer in 60 s: {last}")
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)

@@ -7,7 +7,7 @@
 # seen with rustc 1.95.0 (x86_64-unknown-linux-gnu), hashbrown 0.16.1, 2026-11-30: the function that fills the map is in .text.NAME, the
 #     instance of reserve_rehash that it calls in .text.unlikely.NAME.
 #
-# usage: findings/rustc-cold-functions-have-sections-of-another-prefix.sh; needs Rust and binutils. Fails if reserve_rehash is in .text.NAME.
+# usage: findings/rustc-cold-functions-have-sections-of-another-prefix.sh; needs Rust, its crates, and binutils. Fails if reserve_rehash is in .text.NAME.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -31,9 +31,10 @@ pub fn fill(map: &mut hashbrown::HashMap<u64, u64>, count: u64) {
 }
 END
 rustc --version
+unset CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET
 CARGO_TARGET_DIR=$folder/target RUSTFLAGS=-Csymbol-mangling-version=v0 \
   cargo rustc --quiet --release --manifest-path "$folder/Cargo.toml" -- --emit=obj -Ccodegen-units=1
 readelf --sections --wide "$folder"/target/release/deps/growing-*.o | grep -o ' \.text\.[^ ]*' | tr -d ' ' | tee "$folder/sections"
-[[ $(grep -c '^\.text\._R.*fill' "$folder/sections") -ge 1 ]] || { echo "the function that fills the map has no section of its own" >&2; exit 1; }
+[[ $(grep -c '^\.text\._R.*7growing4fill' "$folder/sections") -ge 1 ]] || { echo "the function that fills the map has no section of its own" >&2; exit 1; }
 grep -q '^\.text\.unlikely\._R.*reserve_rehash' "$folder/sections" || { echo "changed: no reserve_rehash in .text.unlikely" >&2; exit 1; }
 if grep -q '^\.text\._R.*reserve_rehash' "$folder/sections"; then echo "changed: reserve_rehash is in .text" >&2; exit 1; fi
