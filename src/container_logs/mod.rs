@@ -37,6 +37,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// A runtime takes the time of a start after the program has begun, and Podman's logs have whole seconds.
 const START_TOLERANCE: f64 = 2.0;
 const MAX_LOGS: usize = bounds::CONTAINER_LOGS_AT_ONCE.max;
+/// Positions that are kept; of more, those of containers that do not run are forgotten.
+const MAX_POSITIONS: usize = 2 * MAX_LOGS;
 
 /// What the tasks share with the cycle and the ledger.
 #[derive(Debug)]
@@ -47,6 +49,8 @@ pub struct ContainerLogs {
     ooms: Mutex<OomQueue>,
     /// Containers whose logs are being read.
     reading: Mutex<HashSet<ContainerId>>,
+    /// How far each log was read: that of a container goes on over all its runs.
+    positions: Mutex<HashMap<ContainerId, ReadPosition>>,
     budget: SharedBudget,
     /// Wakes the ledger.
     waker: Arc<Waker>,
@@ -61,6 +65,9 @@ impl ContainerLogs {
             all.any(|container| container.id == wanted.id)
         };
         for container in ended.iter().filter(|it| it.spec.reads_log && !is_listed(it)) {
+            if self.reading().contains(&container.id) {
+                continue; // who reads it has not come to its end
+            }
             self.set_reading(&container.id, true);
             if self.unlisted.try_send(Arc::clone(container)).is_err() {
                 self.set_reading(&container.id, false); // too many
@@ -80,6 +87,28 @@ impl ContainerLogs {
     /// Returns the containers whose logs are being read, also those that have ended until all is read.
     pub fn reading(&self) -> HashSet<ContainerId> {
         lock(&self.reading).clone()
+    }
+
+    /// Returns where to begin with a run: where its log was read to, else with its first line if it began while memledger ran, else with
+    /// what is written from now on.
+    fn position(&self, container: &ContainerId, started: f64, is_new: bool) -> ReadPosition {
+        let known = lock(&self.positions).get(container).copied();
+        known.unwrap_or_else(|| ReadPosition::new(is_new.then_some(started - START_TOLERANCE)))
+    }
+
+    /// Keeps how far a log was read. Without a time the next run begins with its first line.
+    fn set_position(&self, container: &ContainerId, position: ReadPosition) {
+        let mut positions = lock(&self.positions);
+        positions.remove(container);
+        if position.at.is_none() {
+            return;
+        }
+        if positions.len() >= MAX_POSITIONS {
+            let inventory = Arc::clone(&self.inventory.borrow());
+            let running = inventory.ids();
+            positions.retain(|id, _| running.contains(id));
+        }
+        positions.insert(container.clone(), position);
     }
 
     fn add(&self, oom: ReportedOom) {
@@ -120,6 +149,7 @@ pub fn start(config: &Config, waker: Arc<Waker>) -> Option<Arc<ContainerLogs>> {
         unlisted,
         ooms: Mutex::default(),
         reading: Mutex::default(),
+        positions: Mutex::default(),
         budget: SharedBudget::default(),
         waker,
     });
@@ -132,22 +162,17 @@ pub fn start(config: &Config, waker: Arc<Waker>) -> Option<Arc<ContainerLogs>> {
 /// Follows the logs of all containers that run, each by one task, over all its runs: its log is the same.
 async fn follow_all(logs: Arc<ContainerLogs>, sources: LogSources, began: Timestamp) {
     let mut inventories = logs.inventory.subscribe();
-    let mut tasks: HashMap<ContainerId, JoinHandle<ReadPosition>> = HashMap::new();
+    let mut tasks: HashMap<ContainerId, JoinHandle<()>> = HashMap::new();
     let mut is_limited = false;
     while inventories.changed().await.is_ok() {
         let inventory = Arc::clone(&inventories.borrow_and_update());
-        if tasks.len() > 2 * MAX_LOGS {
-            tasks.retain(|_, task| !task.is_finished());
-        }
+        tasks.retain(|_, task| !task.is_finished());
         for container in inventory.containers.iter().filter(|container| container.spec.reads_log) {
             let Some(started) = container.started else { continue }; // it becomes known
-            let position = match tasks.get_mut(&container.id) {
-                Some(task) if !task.is_finished() => continue,
-                // it is started again: its log goes on
-                Some(task) => task.await.ok(),
-                None => None,
-            };
-            if tasks.values().filter(|task| !task.is_finished()).count() >= MAX_LOGS {
+            if tasks.contains_key(&container.id) {
+                continue;
+            }
+            if tasks.len() >= MAX_LOGS {
                 if !std::mem::replace(&mut is_limited, true) {
                     tracing::warn!(
                         limit = MAX_LOGS,
@@ -163,8 +188,7 @@ async fn follow_all(logs: Arc<ContainerLogs>, sources: LogSources, began: Timest
                 inventories: logs.inventory.subscribe(),
                 errors: Mutex::default(),
             };
-            let is_new = started >= began.unix_seconds();
-            let position = position.unwrap_or_else(|| ReadPosition::of_run(started, is_new));
+            let position = logs.position(&container.id, started, started >= began.unix_seconds());
             tasks.insert(container.id.clone(), tokio::spawn(follower.follow(position)));
         }
     }
@@ -178,7 +202,8 @@ async fn read_unlisted(
     mut unlisted: mpsc::Receiver<Arc<Container>>,
 ) {
     while let Some(container) = unlisted.recv().await {
-        let mut position = ReadPosition::of_run(container.started.unwrap_or(f64::NEG_INFINITY), true);
+        let started = container.started.unwrap_or(f64::NEG_INFINITY);
+        let mut position = logs.position(&container.id, started, true);
         let follower = LogFollower {
             logs: Arc::clone(&logs),
             container,
@@ -189,6 +214,7 @@ async fn read_unlisted(
         if !follower.is_running() {
             let _ = tokio::time::timeout(END_TIMEOUT, follower.read(&mut position, false)).await;
             lock(&follower.errors).end(|at, text| follower.report(at, &text));
+            logs.set_position(&follower.container.id, position);
         }
         logs.set_reading(&follower.container.id, false);
     }
@@ -204,11 +230,6 @@ struct ReadPosition {
 }
 
 impl ReadPosition {
-    /// Returns where to begin with a run: with its first line if it began while memledger ran, else with what is written from now on.
-    fn of_run(started: f64, is_new: bool) -> Self {
-        Self::new(is_new.then_some(started - START_TOLERANCE))
-    }
-
     fn new(at: Option<f64>) -> Self {
         Self { at, lines: 0 }
     }
@@ -270,16 +291,16 @@ enum LogEnd {
 }
 
 impl LogFollower {
-    /// Follows until the container has ended and its log is read. Returns how far it was read.
-    async fn follow(self, mut position: ReadPosition) -> ReadPosition {
+    /// Follows until the container has ended and its log is read.
+    async fn follow(self, mut position: ReadPosition) {
         // also in pauses: an engine may end a stream without the last lines, and send them when it is asked again
         self.logs.set_reading(&self.container.id, true);
         let is_over = self.read_to_end(&mut position).await;
+        self.logs.set_position(&self.container.id, position);
         self.logs.set_reading(&self.container.id, false);
         if !is_over {
             self.not_running().await;
         }
-        position
     }
 
     /// Reads until the container has ended, or nothing can be read. Returns whether it has ended.

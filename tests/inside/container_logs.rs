@@ -195,6 +195,41 @@ fn each_run_of_a_container_counts_its_own_errors_once() {
     reaches(&host, &name, 3.0);
 }
 
+/// The log of a container is one over all its runs, whoever reads it: a run that ended between two cycles is read once, by itself.
+#[test]
+fn run_between_two_cycles_counts_its_errors_once() {
+    let Some(engine) = Engine::shared() else { return };
+    let name = unique("between");
+    let folder = tempfile::Builder::new().prefix("mlt-between-").tempdir().expect("a folder");
+    let hold = folder.path().join("hold");
+    // else a cycle would often see the second run, and the test would cover the easier case
+    let flags = ["--container.logs=all", "--sample.interval=3s"];
+    let host = Host::start_with(&engine, &name, |_| flags.map(str::to_owned).to_vec());
+    let text = format!(
+        "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}})\nprint({TEXT:?}, flush=True)\n\
+         if os.path.exists('/control/hold'): signal.sigwait({{signal.SIGUSR1}})\nexit(1)"
+    );
+    let mount = format!("{}:/control:ro", folder.path().display());
+    let flags = ["-v", "/usr:/usr:ro", "-v", &mount];
+    std::fs::write(&hold, "").expect("the file");
+    let container = engine.run(&name, &flags, &["/usr/bin/python3", "-u", "-c", &text]);
+    reaches(&host, &name, 1.0);
+    std::fs::remove_file(&hold).expect("it is there");
+    signal("USR1", container.pid());
+    host.memledger.eventually("a cycle without it", |metrics| {
+        let usage = metrics.try_value("memledger_container_memory_usage_bytes", &of(&name));
+        usage.map_or(Ok(()), |usage| Err(format!("{usage}")))
+    });
+    container.docker(&["start"]);
+    reaches(&host, &name, 2.0);
+    std::fs::write(&hold, "").expect("the file");
+    container.docker(&["start"]);
+    reaches(&host, &name, 3.0);
+    host.memledger.fresh_metrics();
+    host.memledger.fresh_metrics();
+    reaches(&host, &name, 3.0);
+}
+
 #[test]
 fn log_that_grows_faster_than_it_is_read_costs_its_container_only() {
     let Some(engine) = Engine::shared() else { return };
