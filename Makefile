@@ -103,12 +103,12 @@ bench: ## measure cost, also of GPUs, pods, OTLP and many requests, and how fast
 	$(CARGO) bench --locked --bench runs
 	$(CARGO) bench --locked --bench peers
 
-bench-against: cargo ## compare builds, files, memory and CPU with another commit, side by side, and write docs/performance.md (REV=...; 45 min)
+bench-against: cargo ## compare builds, files, memory and CPU with another commit, side by side, and write docs/performance.md (REV=...; 35 min)
 	@test -n "$(REV)" || { echo "which commit? make bench-against REV=..." >&2; exit 2; }
 	@$(SETUP) engine image dist env
 	@set -a && . "$$($(SETUP) cache)/env" && python3 -B benches/against.py $(REV) $(ARGS)
 
-layout: cargo ## write deploy/layout/functions.txt, by which the linker orders the program, from what real tests call (needs root; 15 min)
+layout: cargo ## write deploy/layout/functions.txt, by which the linker orders the program, from what real tests call (needs root; 20 min)
 	@deploy/layout/record.sh
 
 bench-fleet: ## measure the dashboards at 200 hosts with 50 containers each, in a real Prometheus, and write the table of docs/fleet.md (some minutes)

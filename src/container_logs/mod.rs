@@ -167,10 +167,11 @@ async fn follow_all(logs: Arc<ContainerLogs>, sources: LogSources, began: Timest
     while inventories.changed().await.is_ok() {
         let inventory = Arc::clone(&inventories.borrow_and_update());
         tasks.retain(|_, task| !task.is_finished());
+        let reading = logs.reading();
         for container in inventory.containers.iter().filter(|container| container.spec.reads_log) {
             let Some(started) = container.started else { continue }; // it becomes known
-            if tasks.contains_key(&container.id) {
-                continue;
+            if tasks.contains_key(&container.id) || reading.contains(&container.id) {
+                continue; // also while the run before is read, which no cycle listed
             }
             if tasks.len() >= MAX_LOGS {
                 if !std::mem::replace(&mut is_limited, true) {

@@ -338,7 +338,7 @@ impl ContainerTable {
             self.entry(&container.id).run.iter_mut().for_each(|run| run.phase.list());
             let reopened = self.reopen_listed(now, container);
             if reopened.is_none() && self.is_another_run(container) {
-                self.end_in_cgroup_before(report.at, container);
+                self.end_in_other_cgroup(report.at, container);
                 let report = StartReport { at: container.started, is_event: false };
                 transitions.extend(self.begin_run(&container.id, report, None));
             }
@@ -423,8 +423,8 @@ impl ContainerTable {
             || run.is_of_another_cgroup(container)
     }
 
-    /// Ends the run whose cgroup was replaced by another one before a cycle missed it.
-    fn end_in_cgroup_before(&mut self, at: Timestamp, container: &Container) {
+    /// Ends the run of a container that the inventory lists in another cgroup.
+    fn end_in_other_cgroup(&mut self, at: Timestamp, container: &Container) {
         let Some(run) = &mut self.entry(&container.id).run else { return };
         if run.is_of_another_cgroup(container) {
             run.phase.assume_end(at.unix_seconds());
