@@ -265,6 +265,8 @@ pub struct Container {
     pub cgroup: Option<Arc<Cgroup>>,
     /// Its cgroup is below that of another container of the inventory, so its memory is part of that one's.
     pub nested: bool,
+    /// Number of its run among those that were listed: another one after a restart. 0 of a run that never was.
+    pub listed_run: u64,
 }
 
 impl Container {
@@ -279,6 +281,7 @@ impl Container {
             started: None,
             cgroup: None,
             nested: false,
+            listed_run: 0,
         }
     }
 

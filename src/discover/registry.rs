@@ -29,6 +29,9 @@ use crate::parse::process::cgroup_path;
 /// Longest time that a container is held back while a runtime may still name it.
 const NAME_GRACE: Duration = Duration::from_secs(3);
 
+/// How long the run of a container that is not listed any more keeps its number: its runtime may only be away.
+const NUMBER_KEPT: Duration = Duration::from_secs(600);
+
 /// The merged view of all sources.
 #[derive(Debug)]
 pub struct Registry {
@@ -42,6 +45,42 @@ pub struct Registry {
     nameless: HashMap<ContainerId, Timestamp>,
     waiting: bool,
     inventory: Arc<Inventory>,
+    /// Number of the run that was listed last.
+    listed_run: u64,
+    /// The last listed runs of containers that are not listed any more.
+    gone: HashMap<ContainerId, GoneRun>,
+}
+
+/// A run that is not listed any more.
+#[derive(Clone, Copy, Debug)]
+struct GoneRun {
+    start: ListedStart,
+    listed_run: u64,
+    since: Timestamp,
+}
+
+/// What tells two listed runs of a container apart.
+#[derive(Clone, Copy, Debug)]
+struct ListedStart {
+    /// Unix time of the start, if a runtime reports it.
+    at: Option<f64>,
+    cgroup_inode: Option<u64>,
+}
+
+impl ListedStart {
+    fn of(container: &Container) -> Self {
+        Self { at: container.started, cgroup_inode: container.cgroup_inode() }
+    }
+
+    /// Returns whether a later listing is of the same run. Another start time is another run. A container that only its cgroup shows has no
+    /// start time until a runtime names it; its run lasts as long as the cgroup.
+    fn is_of(self, later: Self) -> bool {
+        let is_remade = match (self.at, later.at, self.cgroup_inode, later.cgroup_inode) {
+            (None, None, Some(earlier), Some(later)) => earlier != later,
+            _ => false,
+        };
+        (self.at.is_none() || is_same_start(self.at, later.at)) && !is_remade
+    }
 }
 
 /// Changes since the previous cycle.
@@ -65,6 +104,8 @@ impl Registry {
             nameless: HashMap::new(),
             waiting: true,
             inventory: Arc::default(),
+            listed_run: 0,
+            gone: HashMap::new(),
         }
     }
 
@@ -120,6 +161,7 @@ impl Registry {
         short_lived.retain(|record| !sandboxes.contains(&record.id));
         sandboxes.extend(ended_runs);
         let before = Arc::clone(&self.inventory);
+        self.gone.retain(|_, gone| now.since(gone.since) < NUMBER_KEPT);
         let mut inventory = self.merge(now, &records, &sandboxes, &connections);
         let has_no_cgroup = |id: &ContainerId| {
             inventory.containers.iter().any(|container| container.id == *id && container.cgroup.is_none())
@@ -128,6 +170,11 @@ impl Registry {
         inventory.commands = commands;
         let inventory = Arc::new(inventory);
         let ended = ended_since(&before, &inventory, &short_lived, &self.filter);
+        let listed = ended.iter().filter(|container| container.listed_run > 0);
+        self.gone.extend(listed.map(|container| {
+            let (start, listed_run) = (ListedStart::of(container), container.listed_run);
+            (container.id.clone(), GoneRun { start, listed_run, since: now })
+        }));
         self.inventory = Arc::clone(&inventory);
         (InventoryUpdate { inventory, ended }, walked)
     }
@@ -218,7 +265,7 @@ impl Registry {
 
     /// Returns those that the filters include, with unique names.
     fn included(
-        &self,
+        &mut self,
         mut found: Vec<(usize, Container)>,
         records: &HashMap<ContainerId, (usize, ContainerRecord)>,
     ) -> Vec<Arc<Container>> {
@@ -230,7 +277,26 @@ impl Registry {
         let mut containers = with_unique_names(found);
         containers.retain(|container| container.identity.is_included(&self.filter));
         mark_nested(&mut containers);
+        self.number_runs(&mut containers);
         containers.into_iter().map(Arc::new).collect()
+    }
+
+    /// Numbers the runs that the inventory before did not list.
+    fn number_runs(&mut self, containers: &mut [Container]) {
+        let before: HashMap<_, _> =
+            self.inventory.containers.iter().map(|container| (&container.id, container)).collect();
+        for container in containers {
+            let gone = || self.gone.get(&container.id).map(|gone| (gone.start, gone.listed_run));
+            let before = before.get(&container.id).map(|before| (ListedStart::of(before), before.listed_run));
+            let before = before.or_else(gone).filter(|(start, _)| start.is_of(ListedStart::of(container)));
+            container.listed_run = match before {
+                Some((_, listed_run)) => listed_run,
+                None => {
+                    self.listed_run += 1;
+                    self.listed_run
+                }
+            };
+        }
     }
 
     /// Returns the cgroup of a container's first process.
@@ -293,6 +359,7 @@ fn container_of_record(record: &ContainerRecord, cgroup: Option<Arc<Cgroup>>) ->
         started: record.started,
         cgroup,
         nested: false,
+        listed_run: 0,
     }
 }
 
@@ -357,16 +424,9 @@ fn with_unique_names(mut found: Vec<(usize, Container)>) -> Vec<Container> {
     containers
 }
 
-/// Returns whether `later` is the same run of the same container. The same id with another start time is another run. A
-/// container that only its cgroup shows has no start time until a runtime names it; its run lasts as long as the cgroup.
+/// Returns whether `later` is the same run of the same container.
 fn same_run(earlier: &Container, later: &Container) -> bool {
-    let remade = match (earlier.started, later.started, earlier.cgroup_inode(), later.cgroup_inode()) {
-        (None, None, Some(earlier), Some(later)) => earlier != later,
-        _ => false,
-    };
-    earlier.id == later.id
-        && (earlier.started.is_none() || is_same_start(earlier.started, later.started))
-        && !remade
+    earlier.id == later.id && ListedStart::of(earlier).is_of(ListedStart::of(later))
 }
 
 /// Returns the shown runs that ended, and those that started and ended between two cycles.
@@ -378,8 +438,12 @@ fn ended_since(
 ) -> Vec<Arc<Container>> {
     let running: HashMap<_, _> =
         after.containers.iter().map(|container| (&container.id, container)).collect();
+    let goes_on = |container: &Container| {
+        running.get(&container.id).is_some_and(|now| now.listed_run == container.listed_run)
+    };
     let runs = |container: &Container| running.get(&container.id).is_some_and(|now| same_run(container, now));
-    let mut ended: Vec<_> = before.containers.iter().filter(|container| !runs(container)).cloned().collect();
+    let mut ended: Vec<_> =
+        before.containers.iter().filter(|container| !goes_on(container)).cloned().collect();
     for record in short_lived {
         let mut container = container_of_record(record, None);
         container.identity = record.spec.identity();
@@ -543,21 +607,44 @@ mod tests {
     }
 
     #[test]
+    fn run_keeps_its_number_while_its_runtime_is_away() {
+        let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
+        source.add_running(record('a', RuntimeKind::Docker, "rootless"));
+        let mut registry = Registry::new(Filter::default(), vec![Arc::clone(&source)], None);
+        let begin = Timestamp::now();
+        for (seconds, connection, runs) in [
+            (0, ConnectionState::Up, &[1][..]),
+            (1, ConnectionState::Down, &[]),
+            (590, ConnectionState::Up, &[1]),
+            (600, ConnectionState::Down, &[]),
+            (1_201, ConnectionState::Up, &[2]),
+        ] {
+            source.set_connection(connection);
+            source.lock().generation += 1;
+            let inventory = registry.refresh(begin.plus(Duration::from_secs(seconds))).0.inventory;
+            let listed: Vec<_> = inventory.containers.iter().map(|container| container.listed_run).collect();
+            assert_eq!(listed, runs, "after {seconds} s");
+        }
+    }
+
+    #[test]
     fn restart_ends_the_run_and_keeps_the_name() {
         let source = RuntimeState::new(RuntimeKind::Docker, Arc::default());
         source.lock().connection = ConnectionState::Up;
         let first = record('a', RuntimeKind::Docker, "train");
         let second = ContainerRecord { started: Some(2.0), ..first.clone() };
+        let beside = record('b', RuntimeKind::Docker, "beside");
         let mut registry = Registry::new(Filter::default(), vec![Arc::clone(&source)], None);
         let now = Timestamp::now();
-        for (record, ends) in [(first, 0), (second, 1)] {
+        for (record, ends, run) in [(first, 0, 1), (beside, 0, 1), (second, 1, 3)] {
             let mut state = source.lock();
             state.running.insert(record.id.clone(), record);
             state.generation += 1;
             drop(state);
             let refresh = registry.refresh(now).0;
             assert_eq!(refresh.ended.len(), ends);
-            assert_eq!(&*refresh.inventory.containers[0].identity.name, "train");
+            let train = refresh.inventory.containers.last().unwrap();
+            assert_eq!((&*train.identity.name, train.listed_run), ("train", run));
         }
     }
 }

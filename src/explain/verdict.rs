@@ -331,6 +331,12 @@ fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, S
         _ if !main && is_just_after_start(kill, run) => Confidence::Likely,
         // a kill whose record was lost may have ended it in its place
         _ if main && run.exit.is_some_and(|exit| !exit.may_be.is_empty()) => Confidence::Likely,
+        // no runtime tells anything of it: neither its first process nor its end
+        _ if main
+            && run.exit.is_some_and(|exit| exit.exit_code.is_none() && exit.subject.started.is_none()) =>
+        {
+            Confidence::Likely
+        }
         Cause::OomParentLimit if kill.limit_cgroup.is_empty() => Confidence::Likely,
         _ if is_complete => Confidence::Certain,
         // the cause is certain; what it did to the container is not claimed

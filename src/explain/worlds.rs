@@ -135,14 +135,15 @@ fn certain_verdicts_are_true(
                 counts.certain.fetch_add(1, Ordering::Relaxed);
                 prop_assert!(
                     is_true(verdict.cause, container, number, run, world),
-                    "{:?} is false of {:?} (run {} of {}): {}\n{:?}\n{:?}",
+                    "{:?} is false of {:?} (run {} of {}): {}\n{:?}\n{:?}\n{:?}",
                     verdict.cause,
                     run.ending,
                     number,
                     container,
                     verdict.what,
                     exit,
-                    world.sources
+                    world.sources,
+                    store.kills().collect::<Vec<_>>()
                 );
             }
         }

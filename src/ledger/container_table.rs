@@ -14,16 +14,16 @@ use std::time::Duration;
 use super::container_state::{ContainerState, RunTransition};
 use super::exchange::CycleReport;
 use super::interval::Interval;
-use super::run::Run;
+use super::run::LedgerRun;
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
 use crate::discover::{Container, ContainerId, EventKind, Identity, PathClaim, RuntimeEvent, RuntimeKind};
 use crate::events::{MemoryHolder, OUTSIDE_CONTAINERS, PriorUsage};
 use crate::lifecycle::timing::{
-    EXIT_EVENT_TIMEOUT, LISTING_DELAY, NAME_TIMEOUT, NO_RUNTIME_TIMEOUT, RECONNECT_TIMEOUT,
-    RUN_DECIDED_AFTER, START_TOLERANCE,
+    EXIT_EVENT_TIMEOUT, NAME_TIMEOUT, NO_RUNTIME_TIMEOUT, RECONNECT_TIMEOUT, RUN_DECIDED_AFTER,
+    START_TOLERANCE,
 };
-use crate::lifecycle::{RunId, RunNumber, StartReport};
+use crate::lifecycle::{ListedContainer, RunNumber, RunNumbers, StartReport};
 use crate::runs::usage::ContainerUsage;
 
 /// Interval between writes of the figures of running containers: a crash of memledger loses at most that.
@@ -56,8 +56,7 @@ pub struct ContainerTable {
     last_cycle: Option<Timestamp>,
     /// When the figures of running containers were last stored.
     figures_stored: Option<Timestamp>,
-    /// Number of the next run.
-    next_run: RunNumber,
+    numbers: RunNumbers,
     /// The highest number that was stored.
     stored_run: RunNumber,
     changed: Vec<ContainerId>,
@@ -97,11 +96,12 @@ impl ContainerTable {
         last_number: RunNumber,
     ) -> Self {
         let states: HashMap<_, _> = stored.collect();
-        let numbers = states.values().flat_map(ContainerState::all_runs).map(|run| run.number);
-        let next_run = 1 + numbers.fold(last_number, RunNumber::max);
-        let with_surplus = states.iter().filter(|(_, state): &(_, &ContainerState)| state.has_surplus_runs());
+        let stored =
+            states.values().flat_map(|state: &ContainerState| state.runs.all()).map(|run| run.number);
+        let numbers = RunNumbers::after(stored.fold(last_number, RunNumber::max));
+        let with_surplus = states.iter().filter(|(_, state)| state.runs.has_surplus());
         let with_surplus_runs = with_surplus.map(|(id, _): (&ContainerId, _)| id.clone()).collect();
-        Self { filter, without_runtimes, states, next_run, with_surplus_runs, ..Self::default() }
+        Self { filter, without_runtimes, states, numbers, with_surplus_runs, ..Self::default() }
     }
 
     /// Returns one container.
@@ -112,13 +112,19 @@ impl ContainerTable {
     /// Returns one container for a change that is to be stored. To a container without any runtime event the filters
     /// apply as in the inventory: to its short id, without labels.
     pub fn modify(&mut self, id: &ContainerId) -> &mut ContainerState {
+        self.modify_with_numbers(id).0
+    }
+
+    /// Returns the same, and what gives numbers to its runs.
+    fn modify_with_numbers(&mut self, id: &ContainerId) -> (&mut ContainerState, &mut RunNumbers) {
         self.changed.push(id.clone());
         let filter = &self.filter;
-        self.states.entry(id.clone()).or_insert_with(|| ContainerState {
+        let state = self.states.entry(id.clone()).or_insert_with(|| ContainerState {
             identity: Identity { name: id.short().into(), ..Identity::default() },
             hidden: !filter.labels.is_empty() || !filter.shows(&[id.short()]),
             ..ContainerState::default()
-        })
+        });
+        (state, &mut self.numbers)
     }
 
     /// Returns what is known of a container and a path with its id.
@@ -169,7 +175,7 @@ impl ContainerTable {
 
     /// Returns the highest number of a run, if there are new ones since the last call.
     pub fn take_last_run(&mut self) -> Option<RunNumber> {
-        let last = self.next_run - 1;
+        let last = self.numbers.last();
         (std::mem::replace(&mut self.stored_run, last) != last).then_some(last)
     }
 
@@ -249,8 +255,8 @@ impl ContainerTable {
     }
 
     fn apply_kind(&mut self, runtime_event: &RuntimeEvent) -> Vec<RunTransition> {
-        let (id, number) = (&runtime_event.id, self.next_run);
-        let state = self.modify(id);
+        let id = &runtime_event.id;
+        let (state, numbers) = self.modify_with_numbers(id);
         match &runtime_event.what {
             // an end that nobody reported waited for the name
             EventKind::Exists | EventKind::Renamed => state.end_transitions(id),
@@ -269,14 +275,11 @@ impl ContainerTable {
                 self.begin_run(id, StartReport { at: Some(runtime_event.at), is_event: false }, *pid)
             }
             EventKind::Ended { exit_code, oom_flag } => {
-                let is_new = state.run.is_none();
-                let transitions = state.apply_exit(number, runtime_event, *exit_code, *oom_flag);
-                self.next_run += RunNumber::from(is_new);
-                transitions
+                state.apply_exit(numbers, runtime_event, *exit_code, *oom_flag)
             }
             EventKind::Oom => {
-                let last = match state.run_at_mut(runtime_event.at) {
-                    Some(run) => &mut run.oom_event_at,
+                let last = match state.runs.at_mut(runtime_event.at) {
+                    Some(run) => &mut run.evidence.oom_event_at,
                     None => &mut state.oom_event_at,
                 };
                 *last = Some(last.unwrap_or(f64::MIN).max(runtime_event.at));
@@ -290,26 +293,30 @@ impl ContainerTable {
     }
 
     fn begin_run(&mut self, id: &ContainerId, report: StartReport, pid: Option<u32>) -> Vec<RunTransition> {
-        let number = self.next_run;
-        let state = self.modify(id);
-        let transitions = state.begin_run(id, number, report, pid);
-        if state.has_surplus_runs() {
-            self.with_surplus_runs.insert(id.clone());
-        }
-        self.next_run += RunNumber::from(transitions.iter().any(|it| matches!(it, RunTransition::Began(_))));
+        let (state, numbers) = self.modify_with_numbers(id);
+        let transitions = state.begin_run(id, numbers, report, pid);
+        self.track_surplus(id);
         transitions
     }
 
+    fn track_surplus(&mut self, id: &ContainerId) {
+        if self.states.get(id).is_some_and(|state| state.runs.has_surplus()) {
+            self.with_surplus_runs.insert(id.clone());
+        }
+    }
+
     /// Drops ended runs that no kill and no exit needs any more.
-    pub fn drop_decided_runs(&mut self, now: Timestamp, is_undecided: impl Fn(&ContainerId, &Run) -> bool) {
+    pub fn drop_decided_runs(
+        &mut self,
+        now: Timestamp,
+        is_undecided: impl Fn(&ContainerId, &LedgerRun) -> bool,
+    ) {
         for id in std::mem::take(&mut self.with_surplus_runs) {
             let Some(state) = self.states.get_mut(&id) else { continue };
-            if state.drop_decided_runs(now, RUN_DECIDED_AFTER, |run| is_undecided(&id, run)) {
+            if state.runs.drop_decided(now, RUN_DECIDED_AFTER, |run| is_undecided(&id, run)) {
                 self.changed.push(id.clone());
             }
-            if state.has_surplus_runs() {
-                self.with_surplus_runs.insert(id);
-            }
+            self.track_surplus(&id);
         }
     }
 
@@ -334,16 +341,7 @@ impl ContainerTable {
                 continue; // its runtime is away, and memledger was started again since
             }
             self.apply_listed(report.at, container);
-            self.apply_clock(now, &container.id);
-            self.entry(&container.id).run.iter_mut().for_each(|run| run.phase.list());
-            let reopened = self.reopen_listed(now, container);
-            if reopened.is_none() && self.is_another_run(container) {
-                self.end_in_other_cgroup(report.at, container);
-                let report = StartReport { at: container.started, is_event: false };
-                transitions.extend(self.begin_run(&container.id, report, None));
-            }
-            self.entry(&container.id).run.iter_mut().for_each(|run| run.record_cgroup(container));
-            transitions.extend(reopened);
+            transitions.extend(self.list_run(now, report.at, container));
             self.record_sample(now, report.at, last_cycle, container, usage);
         }
         if self.figures_stored.is_none_or(|stored| now.since(stored) >= FIGURES_INTERVAL) {
@@ -363,7 +361,7 @@ impl ContainerTable {
         let new = self.states.get(&container.id).is_none_or(|state| {
             let renamed = state.identity != name && (named || !state.named);
             let moved = cgroup.is_some() && state.cgroup.as_ref() != cgroup;
-            renamed || moved || state.hidden || state.run.is_none()
+            renamed || moved || state.hidden || state.runs.current().is_none()
         });
         let state = if new { self.modify(&container.id) } else { self.entry(&container.id) };
         let mut renaming = None;
@@ -392,43 +390,18 @@ impl ContainerTable {
         }));
     }
 
-    /// Lets a run that began in the future have begun before now: the wall clock was set back since.
-    fn apply_clock(&mut self, now: Timestamp, id: &ContainerId) {
-        let Some(run) = &mut self.entry(id).run else { return };
-        if run.begin().is_some_and(|begin| begin > now.unix_seconds() + START_TOLERANCE) {
-            run.start.earliest = Some(now.unix_seconds());
+    /// Applies that a cycle lists a container.
+    fn list_run(&mut self, now: Timestamp, at: Timestamp, container: &Container) -> Vec<RunTransition> {
+        let id = &container.id;
+        let Some(state) = self.states.get_mut(id) else { return vec![] };
+        let listing =
+            ListedContainer { at, started: container.started, cgroup_inode: container.cgroup_inode() };
+        let (is_changed, transitions) = state.list_run(id, &mut self.numbers, now, &listing);
+        if is_changed {
             self.changed.push(id.clone());
+            self.track_surplus(id);
         }
-    }
-
-    /// Continues a run that was taken for ended and is still listed.
-    fn reopen_listed(&mut self, now: Timestamp, container: &Container) -> Option<RunTransition> {
-        let run = self.entry(&container.id).run.as_mut()?;
-        // the inventory may be slightly older than the exit
-        let is_recorded = run.phase.end().is_some_and(|end| end.is_recorded);
-        let is_same = !run.is_of_another_cgroup(container) && run.phase.reopen(now.unix_seconds());
-        run.has_exit |= is_same && is_recorded;
-        is_same
-            .then(|| RunTransition::Reopened(RunId { container: container.id.clone(), number: run.number }))
-    }
-
-    /// Returns whether the inventory lists another run than the known one.
-    fn is_another_run(&self, container: &Container) -> bool {
-        let Some(run) = self.states.get(&container.id).and_then(|state| state.run.as_ref()) else {
-            return true;
-        };
-        let is_later = |(one, other): (f64, f64)| other >= one + START_TOLERANCE;
-        run.start.first.zip(container.started).is_some_and(is_later)
-            || run.phase.is_of_another_boot()
-            || run.is_of_another_cgroup(container)
-    }
-
-    /// Ends the run of a container that the inventory lists in another cgroup.
-    fn end_in_other_cgroup(&mut self, at: Timestamp, container: &Container) {
-        let Some(run) = &mut self.entry(&container.id).run else { return };
-        if run.is_of_another_cgroup(container) {
-            run.phase.assume_end(at.unix_seconds());
-        }
+        transitions
     }
 
     /// Records what a container used in the cycle at `at`, if that was after the begin of its run.
@@ -442,27 +415,22 @@ impl ContainerTable {
     ) {
         let host_memory = self.host_memory.back().map(|(_, memory)| *memory);
         let state = self.entry(&container.id);
-        let previous_end = state.previous_end();
-        let Some(run) = &mut state.run else { return };
+        let is_of_run = state.runs.has_seen_current(at.unix_seconds(), container.started);
+        let Some(run) = state.runs.current_mut() else { return };
         if run.begin().is_some_and(|started| started > at.unix_seconds() + START_TOLERANCE) {
             return;
         }
         run.record_usage(now, at, usage);
         let has_lost_cgroup =
             container.cgroup.is_none() && usage.sample.is_none() && usage.processes.is_empty();
-        if run.had_processes && has_lost_cgroup {
-            run.record_processes(at, false);
+        if has_lost_cgroup {
+            run.record_nothing(at);
         }
-        // a cycle that began before the run saw the one before it
-        let is_of_run = |started: f64| {
-            let same = |listed: f64| run.start.is_at(listed, previous_end);
-            started <= at.unix_seconds() && container.started.is_none_or(same)
-        };
-        if run.ended().is_some() || !run.begin().is_none_or(is_of_run) {
+        if run.ended().is_some() || !is_of_run {
             return;
         }
-        run.figures.record_host(host_memory, usage);
-        if run.figures.record(at, last_cycle, container, usage) {
+        run.evidence.figures.record_host(host_memory, usage);
+        if run.evidence.figures.record(at, last_cycle, container, usage) {
             self.changed.push(container.id.clone());
         }
     }
@@ -479,15 +447,6 @@ impl ContainerTable {
             if !state.is_running() || state.hidden || listed.contains(id) {
                 continue;
             }
-            let Some(run) = &mut state.run else { continue };
-            let since = run.phase.miss(report.at);
-            let may_be_listed_yet = |run: &Run| {
-                run.usage.is_empty()
-                    && run.begin().is_none_or(|begin| report.at.unix_seconds() < begin + LISTING_DELAY)
-            };
-            if !may_be_listed_yet(run) {
-                run.record_processes(report.at, false);
-            }
             let timeout = match self.connections.iter().find(|(runtime, _)| *runtime == state.runtime) {
                 Some((_, true)) => EXIT_EVENT_TIMEOUT,
                 Some((_, false)) => RECONNECT_TIMEOUT,
@@ -497,9 +456,8 @@ impl ContainerTable {
                 }
                 None => NO_RUNTIME_TIMEOUT,
             };
-            // by the cycles: the newest of those that waited may list it again
-            if report.at.since(since) >= timeout {
-                run.phase.assume_end(now.unix_seconds() - now.since(since).as_secs_f64());
+            let was_seen = state.runs.current().is_some_and(|run| !run.evidence.usage.is_empty());
+            if state.runs.miss(report.at, now, was_seen, timeout) {
                 transitions.extend(state.end_transitions(id));
                 self.changed.push(id.clone());
             }
@@ -510,11 +468,11 @@ impl ContainerTable {
     /// Marks the runs that had not ended before the host was restarted at this Unix time. If it `is_known` that there is none of this
     /// boot among them, those that seem to have begun later are marked too: the clock may have been wrong.
     pub fn apply_host_restart(&mut self, at: f64, is_known: bool) {
-        let is_of_old_boot = |run: &&mut Run| {
+        let is_of_old_boot = |run: &&mut LedgerRun| {
             run.ended().is_none() && (is_known || run.begin().is_none_or(|begin| begin < at))
         };
         for (id, state) in &mut self.states {
-            if let Some(run) = state.run.as_mut().filter(is_of_old_boot) {
+            if let Some(run) = state.runs.current_mut().filter(is_of_old_boot) {
                 run.phase.restart_host(at);
                 self.changed.push(id.clone());
             }
@@ -526,7 +484,7 @@ impl ContainerTable {
     pub fn host_usage(&self, at: f64) -> Option<PriorUsage> {
         let (_, (total, available)) = *self.host_memory.iter().rev().find(|(taken, _)| *taken <= at)?;
         let holder = |state: &ContainerState| {
-            let run = state.run.as_ref().filter(|run| run.ended().is_none_or(|ended| ended >= at - 1.0))?;
+            let run = state.runs.current().filter(|run| run.ended().is_none_or(|ended| ended >= at - 1.0))?;
             let unreclaimable_bytes = run.samples_until(at).pop()?.unreclaimable_bytes?;
             let holder = MemoryHolder { name: Arc::clone(&state.identity.name), unreclaimable_bytes };
             Some((state.cgroup.clone().unwrap_or_default(), holder))
@@ -568,10 +526,10 @@ impl ContainerTable {
                 state.cgroup.as_ref().is_some_and(|own| own.starts_with(cgroup.trim_start_matches('/')));
             let is_of_pod = is_below
                 || state.identity.k8s_pod == pod.k8s_pod && state.identity.k8s_namespace == pod.k8s_namespace;
-            let ran = |run: &Run| {
+            let ran = |run: &LedgerRun| {
                 run.begin().is_none_or(|begin| begin <= at) && run.ended().is_none_or(|ended| ended >= at)
             };
-            is_of_pod && other != id && state.all_runs().any(ran)
+            is_of_pod && other != id && state.runs.all().any(ran)
         };
         !self.states.iter().any(is_neighbour)
     }
@@ -588,8 +546,8 @@ impl ContainerTable {
     /// Returns the container that alone had a process with this pid at that time: the first process of a run, by the
     /// runtime, or one of the newest cycles with that name.
     pub fn find_by_pid(&self, pid: u32, comm: &str, happened: &Interval) -> Option<ContainerId> {
-        let had = |run: &Run| run.had_first_pid(pid, happened) || run.had_process(pid, comm, happened);
-        let mut found = self.states.iter().filter(|(_, state)| state.all_runs().any(had));
+        let had = |run: &LedgerRun| run.had_first_pid(pid, happened) || run.had_process(pid, comm, happened);
+        let mut found = self.states.iter().filter(|(_, state)| state.runs.all().any(had));
         let id = found.next()?.0.clone();
         found.next().is_none().then_some(id)
     }
@@ -597,14 +555,14 @@ impl ContainerTable {
     /// Returns the run of `memledger run` whose command had this pid at that time.
     pub fn find_run_by_pid(&self, pid: u32, happened: &Interval) -> Option<ContainerId> {
         let is_its = |state: &ContainerState| {
-            state.runtime.is_run() && state.all_runs().any(|run| run.had_first_pid(pid, happened))
+            state.runtime.is_run() && state.runs.all().any(|run| run.had_first_pid(pid, happened))
         };
         self.states.iter().find(|(_, state)| is_its(state)).map(|(id, _)| id.clone())
     }
 
     /// Removes containers that ended before this Unix time, and those above the limit. Returns their ids.
     pub fn remove_ended(&mut self, before: f64, keep: impl Fn(&ContainerId) -> bool) -> Vec<ContainerId> {
-        let ended = |state: &ContainerState| match &state.run {
+        let ended = |state: &ContainerState| match state.runs.current() {
             Some(run) => run.ended(),
             // one that was removed while memledger did not run stays for longer
             None if state.is_sandbox => Some(state.removed_at.unwrap_or(state.first_event_at + SANDBOX_KEPT))

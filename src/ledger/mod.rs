@@ -7,7 +7,7 @@
 //! | file | content |
 //! | --- | --- |
 //! | `kmsg_reader.rs`, `victim_probe.rs` | reads a kill's record, and the victim's /proc entry while it still exists |
-//! | `container_state.rs`, `run.rs` | one container, and the start and end of each of its runs |
+//! | `container_state.rs`, `run.rs` | one container, and the evidence of each of its runs |
 //! | `container_table.rs` | all known containers, from runtime events and from the cycle |
 //! | `reconcile/` | pure: how many kills there were, whose they were, whether they ended the container, and why it exited |
 //! | `totals.rs` | the counters, which never decrease |

@@ -13,3 +13,26 @@ pub struct RunId {
     /// Which of its runs.
     pub number: RunNumber,
 }
+
+/// Gives each run of a ledger its number.
+#[derive(Debug, Default)]
+pub struct RunNumbers {
+    last: RunNumber,
+}
+
+impl RunNumbers {
+    /// Continues after the highest number that was given.
+    pub fn after(last: RunNumber) -> Self {
+        Self { last }
+    }
+
+    /// Returns the number that was given last.
+    pub fn last(&self) -> RunNumber {
+        self.last
+    }
+
+    pub(super) fn next(&mut self) -> RunNumber {
+        self.last += 1;
+        self.last
+    }
+}

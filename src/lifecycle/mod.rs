@@ -9,13 +9,16 @@
 //! | `id.rs` | the name of a run |
 //! | `start.rs` | which run a reported start is of |
 //! | `phase.rs` | how far a run is, and how its end became known |
+//! | `runs.rs` | the runs of one container: what each report and each cycle changes |
 //! | `timing.rs` | all windows of time by which evidence is related |
 
 mod id;
 mod phase;
+mod runs;
 mod start;
 pub mod timing;
 
-pub use id::{RunId, RunNumber};
+pub use id::{RunId, RunNumber, RunNumbers};
 pub use phase::{ReportedEnd, RunPhase};
+pub use runs::{ContainerRuns, ListedContainer, ListingOutcome, Run};
 pub use start::{ReportedRun, RunStart, StartReport};

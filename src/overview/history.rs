@@ -164,13 +164,6 @@ struct Cpu {
     cores: Option<f64>,
 }
 
-/// The id of a container, and the bits of the time of its start.
-type ListedRunKey = (ContainerId, Option<u64>);
-
-fn listed_run_key(container: &Container) -> ListedRunKey {
-    (container.id.clone(), container.started.map(f64::to_bits))
-}
-
 /// Keeps what later overviews need of each snapshot.
 #[derive(Debug)]
 pub struct Recorder {
@@ -184,8 +177,8 @@ pub struct Recorder {
     memory_waiting_ratio: Option<f64>,
     step: f64,
     tracks: HashMap<ContainerId, Track>,
-    /// Running containers that had processes, by id and start, and since when they have none.
-    empty_since: HashMap<ListedRunKey, Option<Timestamp>>,
+    /// Listed runs that had processes, and since when they have none.
+    empty_since: HashMap<u64, Option<Timestamp>>,
 }
 
 impl Default for Recorder {
@@ -250,8 +243,7 @@ impl Recorder {
     fn record_processes(&mut self, snapshot: &Snapshot, running: &[Arc<Container>]) {
         let before = std::mem::take(&mut self.empty_since);
         for (number, container) in running.iter().enumerate() {
-            let key = listed_run_key(container);
-            let before = before.get(&key).copied();
+            let before = before.get(&container.listed_run).copied();
             let has_any = match snapshot.processes_of(number) {
                 Some(processes) => Some(!processes.is_empty()),
                 None => container.cgroup.is_none().then_some(false),
@@ -263,7 +255,7 @@ impl Recorder {
                 (Some(false), None) | (None, None) => continue,
                 (None, Some(before)) => before,
             };
-            self.empty_since.insert(key, empty_since);
+            self.empty_since.insert(container.listed_run, empty_since);
         }
     }
 
@@ -311,7 +303,7 @@ impl Recorder {
             has_no_process: running
                 .iter()
                 .map(|container| {
-                    let empty_since = self.empty_since.get(&listed_run_key(container)).copied().flatten();
+                    let empty_since = self.empty_since.get(&container.listed_run).copied().flatten();
                     empty_since
                         .is_some_and(|since| snapshot.finished.since(since).as_secs_f64() >= EMPTY_AFTER)
                 })

@@ -622,11 +622,11 @@ mod tests {
             crate::snapshot::finish(&mut series, &mut crate::snapshot::Dropped::new());
             let now = Timestamp::hours_after_boot(1).plus(std::time::Duration::from_secs(seconds));
             let mut snapshot = Snapshot::of_series(now, series);
-            let container = |name: &str| {
+            let container = |(name, listed_run): (&str, u64)| {
                 let container = Container::clone(&Container::in_cgroup(name, name));
-                Arc::new(Container { runtime: RuntimeKind::Docker, ..container })
+                Arc::new(Container { runtime: RuntimeKind::Docker, listed_run, ..container })
             };
-            snapshot.containers = ["a", "b"].map(container).into();
+            snapshot.containers = [("a", 1), ("b", 2)].map(container).into();
             snapshot.running = 2;
             snapshot.processes = processes.iter().map(|container| process_of(*container)).collect();
             snapshot.processes_complete = vec![true, true];

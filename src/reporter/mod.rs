@@ -78,7 +78,7 @@ impl ReporterState {
         let mut reports = self.lock();
         reports.retain(is_running);
         for container in &inventory.containers {
-            reports.forget_earlier_run(&container.id, container.started);
+            reports.forget_earlier_run(&container.id, container.listed_run);
         }
         reports.clone()
     }

@@ -58,8 +58,8 @@ pub struct ContainerReports {
     pub progress: BTreeMap<u8, TrainingProgress>,
     /// Out-of-memory errors and retries on each device.
     pub failures: BTreeMap<DeviceUuid, AllocationFailures>,
-    /// Unix time of the container's start.
-    started: Option<f64>,
+    /// Number of the run by which cycles list the container.
+    listed_run: Option<u64>,
     /// When one of its programs last ended a search for a batch size.
     pub peaks_forgotten: Option<Timestamp>,
     /// Highest steps of the processes of each local rank that are no longer in `counted`.
@@ -230,13 +230,13 @@ impl Reports {
         }
     }
 
-    /// Forgets the figures of a container's earlier run; `started` is the Unix time of the start of this one, if it is known.
-    pub fn forget_earlier_run(&mut self, container: &ContainerId, started: Option<f64>) {
-        let (Some(reports), Some(started)) = (self.containers.get_mut(container), started) else { return };
-        if reports.started.is_some_and(|before| started > before) {
+    /// Forgets the figures of a container's earlier run: a cycle lists the run with this number.
+    pub fn forget_earlier_run(&mut self, container: &ContainerId, listed_run: u64) {
+        let Some(reports) = self.containers.get_mut(container) else { return };
+        if reports.listed_run.is_some_and(|before| before != listed_run) {
             *reports = ContainerReports::default();
         }
-        reports.started = Some(started);
+        reports.listed_run = Some(listed_run);
     }
 
     /// Records settings of the training, the last of each name.
@@ -354,6 +354,17 @@ mod tests {
         }
         let progress = &reports.containers[&ContainerId::new("a")].progress[&0];
         assert_eq!((progress.steps, progress.samples), (1_900, Some(7_600)));
+    }
+
+    #[test]
+    fn figures_are_of_the_run_that_is_listed() {
+        let (mut reports, id) = (reports(0), ContainerId::new("a"));
+        reports.step(KEY, Step { steps: 5, samples: None });
+        for (listed_run, steps) in [(1, Some(5)), (1, Some(5)), (2, None), (2, None)] {
+            reports.forget_earlier_run(&id, listed_run);
+            let progress = reports.containers[&id].progress.get(&0);
+            assert_eq!(progress.map(|progress| progress.steps), steps, "run {listed_run}");
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Timestamp;
+use crate::clock::{Timestamp, is_same_report};
 use crate::discover::{Container, ContainerId, ContainerSpec};
 use crate::events::{ContainerRef, Exit, ExitReason, Identity, Role};
 use crate::runs::hit_limit::HitLimit;
@@ -204,11 +204,6 @@ impl RunFigures {
         self.unreclaimable_peak_bytes
     }
 
-    /// Returns the Unix time of the last sample.
-    pub fn last_sampled(&self) -> Option<f64> {
-        self.last_sampled
-    }
-
     /// Records one cycle; `last_cycle` is when the one before it began. Returns true if it must be stored before the
     /// next interval: it is the first sample, settings became known, or it holds memory of another GPU.
     pub fn record(
@@ -230,7 +225,10 @@ impl RunFigures {
         let has_new_settings = self.record_settings(container, &usage.run);
         let Some(sample) = &usage.sample else { return has_new_settings };
         self.samples += 1;
-        if let Some(last) = last_cycle.filter(|last| self.last_sampled == Some(last.unix_seconds())) {
+        let is_of = |last: &Timestamp| {
+            self.last_sampled.is_some_and(|sampled| is_same_report(sampled, last.unix_seconds()))
+        };
+        if let Some(last) = last_cycle.filter(is_of) {
             self.observed_seconds += at.since(last).as_secs_f64();
         }
         let at = at.unix_seconds();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::run_id;
 use crate::attribute::gpu::{DeviceUsage, GpuAttribution};
 use crate::catalog::*;
-use crate::clock::{Timestamp, is_same_start};
+use crate::clock::Timestamp;
 use crate::collect::{Context, CycleData, container_memory::ContainerMemory};
 use crate::discover::{Container, ContainerId, Identity};
 use crate::events::ContainerRef;
@@ -257,11 +257,10 @@ impl RunPeaksTable {
         self.gpus =
             devices.map(|(number, (_, device))| (Arc::clone(device.identity.key()), number)).collect();
         for container in ended {
-            let same = |peaks: &RunPeaks| {
-                container.started.is_none() || is_same_start(peaks.started, container.started)
-            };
             let peaks = match self.running.get(&container.id) {
-                Some(peaks) if same(peaks) => self.running.remove(&container.id),
+                Some(peaks) if peaks.container.listed_run == container.listed_run => {
+                    self.running.remove(&container.id)
+                }
                 _ => None,
             };
             self.ended.retain(|older| older.peaks.container.identity != container.identity); // replaced by this one
@@ -409,6 +408,7 @@ mod tests {
             id: ContainerId::new(&id.to_string().repeat(64)),
             runtime: RuntimeKind::Docker,
             started: Some(started),
+            listed_run: started as u64,
             ..Container::known_by_name(Identity::named(name))
         })
     }

@@ -15,6 +15,7 @@ use super::convert::Inspected;
 use super::events::DockerEvent;
 use super::transport::{Allowance, client};
 use super::{Watcher, explain};
+use crate::clock::is_same_report;
 use crate::config::{Filter, RuntimeEndpoint};
 use crate::discover::history::{ExistingContainer, HistoryQuery, RuntimeHistory};
 use crate::discover::{EventKind, RuntimeEvent, RuntimeState};
@@ -176,7 +177,7 @@ fn is_reported(recorded: &RuntimeEvent, events: &[RuntimeEvent]) -> bool {
     matches!(recorded.what, EventKind::Ended { exit_code: None, .. })
         && events.iter().any(|event| {
             event.id == recorded.id
-                && event.at == recorded.at
+                && is_same_report(event.at, recorded.at)
                 && matches!(event.what, EventKind::Ended { .. })
         })
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Timestamp;
 use crate::ledger::interval::{Interval, LogClock};
 use crate::ledger::sources::kernel_log::LogPosition;
-use crate::lifecycle::timing::{LOG_DELAY, RECORD_TIMEOUT};
+use crate::lifecycle::timing::{ATTRIBUTION_TIMEOUT, LOG_DELAY, RECORD_TIMEOUT};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 
 /// Number of recent records that are kept to ignore repeated ones.
@@ -72,12 +72,16 @@ pub struct OomAccounting {
     lost_between: (Option<f64>, f64),
     /// The counter is ahead of the records.
     missing: Option<MissingRecords>,
+    /// When they were last compared.
+    compared: Option<Timestamp>,
 }
 
 /// Records that did not arrive yet.
 #[derive(Clone, Copy, Debug)]
 struct MissingRecords {
     since: Timestamp,
+    /// Since when others were missing before them, without a pause of those or of the ledger.
+    began: Timestamp,
     /// The kernel's counter at that time.
     counter: i64,
     /// Records that arrived since and are of later kills.
@@ -116,6 +120,13 @@ impl OomAccounting {
     /// Returns true if the counter is ahead of the records: they may still arrive.
     pub fn has_missing_records(&self) -> bool {
         self.missing.is_some()
+    }
+
+    /// Returns whether a decision on what was `noticed` then has to wait for missing records. In a storm of kills some are always missing; after
+    /// a pause of the ledger what was noticed before it has not waited for those that are missing since.
+    pub fn awaits_records(&self, noticed: Timestamp, now: Timestamp) -> bool {
+        let is_recent = |at: Timestamp| now.since(at) < ATTRIBUTION_TIMEOUT;
+        self.missing.is_some_and(|missing| is_recent(noticed) || is_recent(missing.began))
     }
 
     /// Returns the Unix times between which the kills happened that the last comparison found to be lost. The first is
@@ -189,7 +200,9 @@ impl OomAccounting {
         }
         // records arrive in the order of the kills: if those that were missing have arrived, newer ones are missing now
         let recorded = opened_at + accounted;
-        let new = MissingRecords { since: now, counter: counter as i64, later: 0 };
+        let has_paused = self.compared.replace(now).is_none_or(|last| now.since(last) > 2 * RECORD_TIMEOUT);
+        let began = self.missing.filter(|_| !has_paused).map_or(now, |missing| missing.began);
+        let new = MissingRecords { since: now, began, counter: counter as i64, later: 0 };
         let waiting = self.missing.filter(|waiting| log_up && waiting.counter > recorded - waiting.later);
         let waiting = waiting.unwrap_or(new);
         if log_up && now.since(waiting.since) < RECORD_TIMEOUT {

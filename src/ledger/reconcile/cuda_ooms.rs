@@ -196,8 +196,8 @@ impl Reconciler {
         if !oom.message.is_uncaught {
             return true;
         }
-        if let Some(run) = self.containers.modify(&oom.container).run_at_mut(at) {
-            run.uncaught_cuda_oom = Some(at);
+        if let Some(run) = self.containers.modify(&oom.container).runs.at_mut(at) {
+            run.evidence.uncaught_cuda_oom = Some(at);
         }
         true
     }
@@ -209,26 +209,26 @@ impl Reconciler {
         let state = self.containers.modify(id);
         let of_container = state.settings().to_vec();
         let (mut number, mut settings, mut growth) = (None, vec![], None);
-        if let Some(run) = state.run_at_mut(at) {
+        if let Some(run) = state.runs.at_mut(at) {
             match source_of(oom) {
                 CudaOomSource::Reporter => {
-                    run.cuda_oom = Some(at);
-                    run.figures.count_cuda_ooms(errors);
+                    run.evidence.cuda_oom = Some(at);
+                    run.evidence.figures.count_cuda_ooms(errors);
                 }
                 CudaOomSource::Log => {
-                    run.cuda_oom_in_log = Some(at);
-                    run.figures.count_logged_cuda_ooms(errors);
+                    run.evidence.cuda_oom_in_log = Some(at);
+                    run.evidence.figures.count_logged_cuda_ooms(errors);
                 }
             }
             if oom.message.is_uncaught {
-                run.uncaught_cuda_oom = Some(at);
+                run.evidence.uncaught_cuda_oom = Some(at);
             }
-            settings = run.figures.settings_over(&of_container);
-            growth = run.figures.held_growth();
+            settings = run.evidence.figures.settings_over(&of_container);
+            growth = run.evidence.figures.held_growth();
             number = Some(run.number);
         }
         (
-            state.subject(id, number.and_then(|number| state.run(number)).or(state.run.as_ref())),
+            state.subject(id, number.and_then(|number| state.runs.get(number)).or(state.runs.current())),
             settings,
             growth,
         )

@@ -6,7 +6,6 @@
 //! it, or which ones may have.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Reconciler;
 use super::owner::PendingKill;
@@ -17,7 +16,7 @@ use crate::events::{
 };
 use crate::ledger::container_state::End;
 use crate::ledger::interval::Interval;
-use crate::ledger::run::{PossibleEnd, Run, SIGKILL_STATUS};
+use crate::ledger::run::{LedgerRun, PossibleEnd, SIGKILL_STATUS};
 use crate::ledger::totals::Total;
 use crate::lifecycle::RunId;
 use crate::lifecycle::timing::{
@@ -61,17 +60,17 @@ impl PendingExit {
             stop_signals: run.stop_signals_before(at).collect(),
             kernel_log_read: false,
             duration_seconds: run.begin().map(|started| (at - started).max(0.0)),
-            oom_kills: run.kills,
+            oom_kills: run.evidence.kills,
             ended_by: None,
             may_be: vec![],
             requests_known: false,
-            peak_usage_bytes: run.figures.usage_peak_bytes(),
-            peak_unreclaimable_bytes: run.figures.unreclaimable_peak_bytes(),
+            peak_usage_bytes: run.evidence.figures.usage_peak_bytes(),
+            peak_unreclaimable_bytes: run.evidence.figures.unreclaimable_peak_bytes(),
             evidence: runtime_evidence(&subject, &run, at),
             before: before.map(Arc::new),
             subject,
         };
-        let figures = Some(std::mem::take(&mut run.figures));
+        let figures = Some(std::mem::take(&mut run.evidence.figures));
         Self { exit, id, figures, noticed: now, stored: false }
     }
 
@@ -82,7 +81,7 @@ impl PendingExit {
     }
 }
 
-fn runtime_evidence(subject: &ContainerRef, run: &Run, at: f64) -> Vec<Evidence> {
+fn runtime_evidence(subject: &ContainerRef, run: &LedgerRun, at: f64) -> Vec<Evidence> {
     let mut lines = Vec::new();
     let mut add = |text: String| lines.push(Evidence::new("runtime", text));
     for signal in run.stop_signals_before(at) {
@@ -92,7 +91,7 @@ fn runtime_evidence(subject: &ContainerRef, run: &Run, at: f64) -> Vec<Evidence>
             None => add("stop request, signal unknown".to_owned()),
         }
     }
-    if run.oom_event_at.is_some() {
+    if run.evidence.oom_event_at.is_some() {
         add("oom event, which is also sent without a kill".to_owned());
     }
     match run.exit_code() {
@@ -152,12 +151,12 @@ impl Reconciler {
                 let pending = &self.pending[at];
                 let (mut number_in_run, mut ended) = (None, vec![]);
                 if let (Some(id), Some(number)) = (&pending.container, pending.run)
-                    && let Some(run) = self.containers.modify(id).run_mut(number)
+                    && let Some(run) = self.containers.modify(id).runs.get_mut(number)
                 {
                     run.record_kill(victim, &pending.kill, id.as_str());
-                    number_in_run = Some(run.kills);
+                    number_in_run = Some(run.evidence.kills);
                     if victim == Victim::Child && !is_child_of_other_process(run, pending) {
-                        run.possible_end =
+                        run.evidence.possible_end =
                             Some(PossibleEnd { id: pending.kill.id, at: pending.gone_at(), scope });
                     }
                     ended = self.containers.modify(id).end_transitions(id); // it waited for a sign that this is no sandbox
@@ -184,7 +183,7 @@ impl Reconciler {
         let age = now.since(pending.noticed);
         // after a restart, a container that was never seen running is not known
         let state = pending.container.as_ref().and_then(|id| self.containers.get(id));
-        let run = state.zip(pending.run).and_then(|(state, number)| state.run(number));
+        let run = state.zip(pending.run).and_then(|(state, number)| state.runs.get(number));
         if run.is_none() && age < EXIT_EVENT_TIMEOUT {
             return None;
         }
@@ -199,7 +198,7 @@ impl Reconciler {
             if pending.kill.at > ended + CLOCK_TOLERANCE && age < RUNTIME_EVENT_TIMEOUT {
                 return None; // the next run may have begun, but its start is not reported yet
             }
-            return self.decide_victim_of_ended_run(pending, run, ended, first, age);
+            return self.decide_victim_of_ended_run(pending, run, ended, first, now);
         }
         let is_empty = run.is_some_and(|run| self.emptied_after(run, pending.kill.at).is_some());
         let timeout = if is_empty { EXIT_EVENT_TIMEOUT } else { EXIT_TIMEOUT };
@@ -212,12 +211,12 @@ impl Reconciler {
 
     /// Returns when a run had ended at the latest, if a kill at this time ended it. A runtime reports an exit, and the time of it, once
     /// it has handled it, which takes a busy one seconds; a cycle may have seen before that that no process was left.
-    fn latest_exit(&self, run: &Run, ended: f64, kill: f64) -> f64 {
+    fn latest_exit(&self, run: &LedgerRun, ended: f64, kill: f64) -> f64 {
         self.emptied_after(run, kill).map_or(ended, |emptied| ended.min(emptied))
     }
 
     /// Another pid namespace hides the processes from the cycles.
-    fn emptied_after(&self, run: &Run, kill: f64) -> Option<f64> {
+    fn emptied_after(&self, run: &LedgerRun, kill: f64) -> Option<f64> {
         run.emptied_after(kill).filter(|_| self.config.host_pids)
     }
 
@@ -225,10 +224,10 @@ impl Reconciler {
     fn decide_victim_of_ended_run(
         &self,
         pending: &PendingKill,
-        run: &Run,
+        run: &LedgerRun,
         ended: f64,
         is_first: Option<bool>,
-        age: Duration,
+        now: Timestamp,
     ) -> Option<Victim> {
         let is_later = |other: &&PendingKill| {
             // the run of the other one may not be certain yet
@@ -238,11 +237,10 @@ impl Reconciler {
                 && other.happened.earliest <= ended + CLOCK_TOLERANCE
         };
         let later: Vec<&PendingKill> = self.pending.iter().filter(is_later).collect();
-        let is_explained = run.ended_by.is_some();
+        let is_explained = run.evidence.ended_by.is_some();
         // one that was logged after the exit is likely of the next run, whose start may not be reported yet
         let may_move = |other: &&PendingKill| {
-            let its_age = age.saturating_sub(other.noticed.since(pending.noticed));
-            other.kill.at > ended + CLOCK_TOLERANCE && its_age < RUNTIME_EVENT_TIMEOUT
+            other.kill.at > ended + CLOCK_TOLERANCE && now.since(other.noticed) < RUNTIME_EVENT_TIMEOUT
         };
         if !is_explained && later.iter().any(may_move) {
             return None;
@@ -250,8 +248,9 @@ impl Reconciler {
         let exit = self.latest_exit(run, ended, pending.kill.at);
         let window = Interval::new(exit - EXIT_WINDOW, ended);
         let may_be_its = |kill: &PendingKill| kill.is_ownerless() && kill.happened.overlaps(&window);
-        let is_counter_ahead = self.accounting.has_missing_records() && age < ATTRIBUTION_TIMEOUT;
-        if !is_explained && (is_counter_ahead || self.pending.iter().any(may_be_its)) {
+        if !is_explained
+            && (self.accounting.awaits_records(pending.noticed, now) || self.pending.iter().any(may_be_its))
+        {
             return None; // one of them may have killed the main process
         }
         // a kill request: the runtime reports none for a container that is dead already
@@ -261,7 +260,7 @@ impl Reconciler {
         let by_it = exit - pending.gone_at() < EXIT_WINDOW
             && later.is_empty()
             && !is_explained
-            && !run.stop_requests.iter().any(kills);
+            && !run.evidence.stop_requests.iter().any(kills);
         Some(match run.exit_code() {
             Some(SIGKILL_STATUS) if by_it => Victim::Main,
             // the exit status is unknown: only a victim that is not known to be a child can have ended the container
@@ -281,7 +280,7 @@ fn is_after(other: &PendingKill, pending: &PendingKill) -> bool {
 
 /// Returns true if the container's first process will not exit with the status of this victim: the victim's parent is
 /// another process, or the first process is a Python program, which does not pass on a child's status as a shell does.
-fn is_child_of_other_process(run: &Run, pending: &PendingKill) -> bool {
+fn is_child_of_other_process(run: &LedgerRun, pending: &PendingKill) -> bool {
     let seen = |pid: u32| run.process(pid);
     let Some(first) = run.pid.and_then(seen) else { return false };
     if pending.kill.pid == Some(first.pid) {
@@ -342,10 +341,10 @@ impl Reconciler {
             return;
         }
         let run = self.run_of_exit(&pending.exit);
-        let in_run = run.map(|run| &run.figures);
+        let in_run = run.map(|run| &run.evidence.figures);
         let figures = pending.figures.clone().map(|figures| figures.with_reports_of(in_run));
         if let Some(figures) = figures.as_ref().or(in_run) {
-            let oom_limit = run.and_then(|run| run.oom_limit);
+            let oom_limit = run.and_then(|run| run.evidence.oom_limit);
             let record = RunRecord { oom_limit, ..RunRecord::of_exit(figures, &pending.exit) };
             self.changes.runs.insert(pending.exit.id, record);
         }
@@ -354,7 +353,7 @@ impl Reconciler {
     /// Adds what became known about the run since its exit.
     fn update_exit(&self, exit: &mut Exit) {
         let Some(run) = self.run_of_exit(exit) else { return };
-        exit.oom_kills = exit.oom_kills.max(run.kills);
+        exit.oom_kills = exit.oom_kills.max(run.evidence.kills);
         let stop_signals: Vec<_> = run.stop_signals_before(exit.at).collect();
         if exit.exit_code.is_none() && run.exit_code().is_some()
             || stop_signals.len() > exit.stop_signals.len()
@@ -368,7 +367,7 @@ impl Reconciler {
     fn decide_reason(&self, pending: &PendingExit, now: Timestamp) -> Option<Decision> {
         let exit = &pending.exit;
         let run = self.run_of_exit(exit);
-        if let Some((id, scope)) = run.and_then(|run| run.ended_by) {
+        if let Some((id, scope)) = run.and_then(|run| run.evidence.ended_by) {
             return Some(Decision { may_be: self.ownerless_near(pending), ..Decision::oom(id, scope) });
         }
         if run.is_some_and(|run| run.phase.is_of_another_boot()) {
@@ -376,7 +375,7 @@ impl Reconciler {
         }
         let request = run.map_or(StopRequest::None, |run| stop_request(run, exit.at, exit.exit_code));
         // the record of a run is complete, and its cgroup its own: only a kill that it counted may still be read
-        let counted = run.filter(|_| exit.subject.is_run()).and_then(Run::oom_flag);
+        let counted = run.filter(|_| exit.subject.is_run()).and_then(LedgerRun::oom_flag);
         let is_complete = counted == Some(false) || counted == Some(true) && !self.has_log_of(exit.at);
         let is_early = now.since(pending.noticed) < EVIDENCE_TIMEOUT && !is_complete;
         let may_be_requested =
@@ -418,7 +417,8 @@ impl Reconciler {
             may_be.iter().any(|id| self.unattributed.iter().any(|(_, other, _)| other == id));
         Some(match exit.exit_code {
             // no runtime knows the exit code
-            None if run.is_some_and(|run| is_before(run.uncaught_cuda_oom, exit.at, CUDA_OOM_WINDOW))
+            None if run
+                .is_some_and(|run| is_before(run.evidence.uncaught_cuda_oom, exit.at, CUDA_OOM_WINDOW))
                 && !is_unattributed =>
             {
                 Decision::of(ExitReason::CudaOom)
@@ -429,7 +429,7 @@ impl Reconciler {
     }
 
     /// Returns whether a kill that is not decided yet, or whose record is missing, may be of this run.
-    fn may_have_lost_more(&self, pending: &PendingExit, run: Option<&Run>, now: Timestamp) -> bool {
+    fn may_have_lost_more(&self, pending: &PendingExit, run: Option<&LedgerRun>, now: Timestamp) -> bool {
         let window = Interval::new(pending.exit.at - EXIT_WINDOW, pending.exit.at);
         let is_undecided = self.pending.iter().any(|kill| {
             let may_be_its = kill.container.is_none() || kill.container.as_ref() == Some(&pending.id);
@@ -437,8 +437,7 @@ impl Reconciler {
                 kill.container.is_some() && kill.run.is_some() && kill.run == run.map(|run| run.number);
             may_be_its && kill.kill.owner != KillOwner::Host && (is_of_run || kill.happened.overlaps(&window))
         });
-        is_undecided
-            || self.accounting.has_missing_records() && now.since(pending.noticed) < ATTRIBUTION_TIMEOUT
+        is_undecided || self.accounting.awaits_records(pending.noticed, now)
     }
 
     /// The same for an exit with another status than that of SIGKILL. `may_have_lost_more`: a kill of this run may still become known;
@@ -446,7 +445,7 @@ impl Reconciler {
     fn decide_error(
         &self,
         pending: &PendingExit,
-        run: Option<&Run>,
+        run: Option<&LedgerRun>,
         request: StopRequest,
         (is_early, may_have_lost_more, may_report): (bool, bool, bool),
     ) -> Option<Decision> {
@@ -475,7 +474,7 @@ impl Reconciler {
     /// known; in order.
     fn may_have_ended(&self, pending: &PendingExit) -> Vec<u64> {
         let run = self.run_of_exit(&pending.exit);
-        let own = run.and_then(|run| run.last_kill).filter(|(_, at)| is_cause(*at, &pending.exit));
+        let own = run.and_then(|run| run.evidence.last_kill).filter(|(_, at)| is_cause(*at, &pending.exit));
         let is_its = |kill: &&PendingKill| {
             let is_of_run = kill.run.is_none() || kill.run == run.map(|run| run.number);
             kill.container.as_ref() == Some(&pending.id) && is_of_run && is_cause(kill.kill.at, &pending.exit)
@@ -491,13 +490,13 @@ impl Reconciler {
     /// Returns whether a process of this run was killed so shortly before its end that this may follow from it. A kill that is not settled
     /// may still turn out to be of the next run, whose start is reported later.
     fn has_lost_process(&self, pending: &PendingExit) -> bool {
-        let last_kill = self.run_of_exit(&pending.exit).and_then(|run| run.last_kill);
+        let last_kill = self.run_of_exit(&pending.exit).and_then(|run| run.evidence.last_kill);
         last_kill.is_some_and(|(_, at)| is_cause(at, &pending.exit))
     }
 
-    fn run_of_exit(&self, exit: &Exit) -> Option<&Run> {
+    fn run_of_exit(&self, exit: &Exit) -> Option<&LedgerRun> {
         let RunId { container, number } = exit.subject.run_id()?;
-        self.containers.get(&container)?.run(number)
+        self.containers.get(&container)?.runs.get(number)
     }
 
     /// Returns the ids of the kills without a known owner that may have been in this container just before its exit, in order.
@@ -523,14 +522,14 @@ impl Reconciler {
 
     /// Returns whether the log of a container that has ended is not read yet. That of a run that no cycle saw is read from the next
     /// cycle on.
-    fn may_log_errors(&self, id: &ContainerId, run: Option<&Run>) -> bool {
-        let is_unseen = run.is_some_and(|run| run.usage.is_empty());
+    fn may_log_errors(&self, id: &ContainerId, run: Option<&LedgerRun>) -> bool {
+        let is_unseen = run.is_some_and(|run| run.evidence.usage.is_empty());
         self.logs_being_read.contains(id) || self.reads_logs && is_unseen
     }
 
     /// Returns the kill that ended the run, if its exit was reported so late that the kill was settled as a child's.
-    fn possible_end(&self, run: &Run, ended: f64) -> Option<PossibleEnd> {
-        let end = run.possible_end?;
+    fn possible_end(&self, run: &LedgerRun, ended: f64) -> Option<PossibleEnd> {
+        let end = run.evidence.possible_end?;
         let exit = self.latest_exit(run, ended, end.at);
         (-CLOCK_TOLERANCE..EXIT_WINDOW).contains(&(exit - end.at)).then_some(end)
     }
@@ -575,8 +574,9 @@ enum StopRequest {
 
 /// A request explains an exit by its own signal, one soon after it, and one that the runtime confirms by a further
 /// request without a signal, which Docker reports at the end of a stop.
-fn stop_request(run: &Run, ended: f64, code: Option<i64>) -> StopRequest {
+fn stop_request(run: &LedgerRun, ended: f64, code: Option<i64>) -> StopRequest {
     let requests = run
+        .evidence
         .stop_requests
         .iter()
         .filter(|(at, _)| (0.0..STOP_REQUEST_WINDOW).contains(&(ended - at).max(0.0)));
@@ -590,7 +590,7 @@ fn stop_request(run: &Run, ended: f64, code: Option<i64>) -> StopRequest {
             // the signal may have been any; Podman reports a stop at its end
             None => code.is_none_or(|code| code == SIGKILL_STATUS) || ended - at <= STOP_TIMEOUT,
         };
-        if explains || run.is_stop_confirmed {
+        if explains || run.evidence.is_stop_confirmed {
             return StopRequest::Explains;
         }
         outcome = StopRequest::MayExplain;
@@ -599,13 +599,16 @@ fn stop_request(run: &Run, ended: f64, code: Option<i64>) -> StopRequest {
 }
 
 /// Returns true if a run that ended with an error did so because of a CUDA out-of-memory error.
-fn ended_by_cuda_oom(run: &Run, pending: &PendingExit) -> bool {
+fn ended_by_cuda_oom(run: &LedgerRun, pending: &PendingExit) -> bool {
     let is_before = |oom, most| is_before(oom, pending.exit.at, most);
-    let figures = pending.figures.as_ref().unwrap_or(&run.figures);
+    let figures = pending.figures.as_ref().unwrap_or(&run.evidence.figures);
     // the log has the errors that processes report too, and does not say which were caught
-    let in_log = run.cuda_oom_in_log.filter(|_| !figures.has_reports() && !run.figures.has_reports());
-    is_before(run.uncaught_cuda_oom, UNCAUGHT_OOM_WINDOW)
-        || is_before(run.cuda_oom, CUDA_OOM_WINDOW)
+    let in_log = run
+        .evidence
+        .cuda_oom_in_log
+        .filter(|_| !figures.has_reports() && !run.evidence.figures.has_reports());
+    is_before(run.evidence.uncaught_cuda_oom, UNCAUGHT_OOM_WINDOW)
+        || is_before(run.evidence.cuda_oom, CUDA_OOM_WINDOW)
         || is_before(in_log, LOG_OOM_WINDOW)
 }
 
@@ -626,19 +629,20 @@ impl LedgerEvent {
     }
 }
 
-impl Run {
+impl LedgerRun {
     /// Records a kill, which may have ended this run.
     pub fn record_kill(&mut self, victim: Victim, kill: &Kill, container_id: &str) {
         let scope = kill.scope;
-        let newest = || self.usage.back().and_then(|(_, usage)| usage.sample);
+        let newest = || self.evidence.usage.back().and_then(|(_, usage)| usage.sample);
         let last = self.samples_until(kill.at).pop().or_else(newest);
         let limits = last.map(|last| (last.limit_bytes, last.effective_limit_bytes)).unwrap_or_default();
         let hit = HitLimit::of(kill, container_id, limits);
-        self.oom_limit = if self.ended_by.is_some() { self.oom_limit } else { hit };
-        self.kills += 1;
-        self.last_kill = Some((kill.id, kill.at));
+        self.evidence.oom_limit =
+            if self.evidence.ended_by.is_some() { self.evidence.oom_limit } else { hit };
+        self.evidence.kills += 1;
+        self.evidence.last_kill = Some((kill.id, kill.at));
         if victim == Victim::Main {
-            self.ended_by = Some((kill.id, scope));
+            self.evidence.ended_by = Some((kill.id, scope));
         }
     }
 }

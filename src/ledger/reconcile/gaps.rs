@@ -118,7 +118,7 @@ impl Reconciler {
         if let Some(gap) = pending {
             let pending = &mut self.pending[gap];
             pending.kill.filled_by(record.kill);
-            (pending.hints, pending.happened) = (record.hints, record.happened);
+            (pending.hints, pending.happened, pending.group) = (record.hints, record.happened, record.group);
             self.changes.put_event(LedgerEvent::OomKill(pending.kill.clone()));
             return;
         }

@@ -16,9 +16,9 @@ use crate::discover::{ContainerId, PathOwner};
 use crate::events::{Evidence, Method};
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
-use crate::ledger::run::Run;
+use crate::ledger::run::LedgerRun;
 use crate::lifecycle::timing::{
-    CLOCK_TOLERANCE, EXIT_WINDOW, FORCED_MATCH_AFTER, MAX_EXIT_DELAY, MAX_OOM_EVENT_DELAY,
+    CLOCK_TOLERANCE, COUNTER_TIMEOUT, EXIT_WINDOW, FORCED_MATCH_AFTER, MAX_EXIT_DELAY, MAX_OOM_EVENT_DELAY,
     RUNTIME_EVENT_DELAY,
 };
 
@@ -224,8 +224,13 @@ impl Reconciler {
             state.cgroup.as_ref().is_some_and(|cgroup| cgroup != outer && cgroup.starts_with(outer))
         };
         let mut inner = self.containers.iter().filter(|(id, state)| **id != count.id && is_inner(state));
-        // its next run may have begun and ended, and not be reported yet
-        inner.any(|(id, _)| !self.counters.is_read_since(id, count.counted.earliest))
+        // an earlier part of the growth may be that of the counter of a run inside, which is gone
+        let since = count.counted.earliest - COUNTER_TIMEOUT.as_secs_f64();
+        let has_just_ended = |run: &LedgerRun| run.ended().is_some_and(|ended| ended >= since);
+        inner.any(|(id, state)| {
+            // its next run may have begun and ended, and not be reported yet
+            !self.counters.is_read_since(id, count.counted.earliest) || state.runs.all().any(has_just_ended)
+        })
     }
 
     /// Returns containers that ended by SIGKILL without a stop request, for which the runtime reported an OOM and no
@@ -237,7 +242,7 @@ impl Reconciler {
             if counted.iter().any(|candidate| candidate.id == *id) {
                 continue;
             }
-            let is_attributed = |run: &Run| {
+            let is_attributed = |run: &LedgerRun| {
                 // which of its runs a kill ended may be a guess
                 let window = Interval::new(run.begin().unwrap_or(f64::MIN), run.ended().unwrap_or(f64::MAX));
                 let of_pending = |kill: &PendingKill| {
@@ -247,11 +252,11 @@ impl Reconciler {
                 };
                 let mut settled = self.settled_victims.iter();
                 self.pending.iter().any(of_pending)
-                    || settled.any(|(_, container, happened)| {
-                        container.as_ref() == Some(id) && happened.overlaps(&window)
+                    || settled.any(|victim| {
+                        victim.container.as_ref() == Some(id) && victim.happened.overlaps(&window)
                     })
             };
-            let runs = state.all_runs().filter(|run| run.kills == 0 && !is_attributed(run));
+            let runs = state.runs.all().filter(|run| run.evidence.kills == 0 && !is_attributed(run));
             for run in runs.filter(|run| run.is_sigkill_unexplained()) {
                 let Some(happened) = reported_oom(state, run).filter(|oom| oom.latest >= begun) else {
                     continue;
@@ -280,10 +285,10 @@ impl Reconciler {
 /// Returns when the OOM happened that the runtime reported at the end of this run; `None` if it reported none. Docker sends its event
 /// without a kill too, and its flag stays set until the exit: an event long before the exit is no evidence, and explains the flag. The
 /// event may be applied before the run's start.
-fn reported_oom(state: &ContainerState, run: &Run) -> Option<Interval> {
+fn reported_oom(state: &ContainerState, run: &LedgerRun) -> Option<Interval> {
     let ended = run.ended()?;
     let is_near = |at: &f64| (at - ended).abs() < EXIT_WINDOW;
-    let event = run.oom_event_at.or(state.oom_event_at.filter(is_near));
+    let event = run.evidence.oom_event_at.or(state.oom_event_at.filter(is_near));
     let start = run.start.first.map_or(f64::MIN, |started| started - CLOCK_TOLERANCE);
     let earliest = match event {
         Some(at) if is_near(&at) => at - MAX_OOM_EVENT_DELAY,

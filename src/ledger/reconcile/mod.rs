@@ -46,7 +46,9 @@ use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::store::{LedgerState, StateKind, WriteBatch};
 use crate::ledger::totals::{Total, Totals};
 use crate::lifecycle::RunId;
-use crate::lifecycle::timing::{COUNTER_TIMEOUT, KILL_TO_EXIT, LOG_DELAY, MAX_DISORDER, UNATTRIBUTED_KEPT};
+use crate::lifecycle::timing::{
+    COUNTER_TIMEOUT, GROUP_WINDOW, KILL_TO_EXIT, LOG_DELAY, MAX_DISORDER, UNATTRIBUTED_KEPT,
+};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage::ProcessUsage;
@@ -56,12 +58,14 @@ use count::OomAccounting;
 use cuda_ooms::CudaOoms;
 use decide::PendingExit;
 pub use owner::PersistedKill;
-use owner::{Hints, PendingKill};
+use owner::{Hints, PendingKill, SettledVictim, VictimGroup};
 use reports::ReportLabels;
 pub use reports::complete as complete_report;
 
 /// Maximum number of such kills.
 const MAX_UNATTRIBUTED: usize = 256;
+/// Maximum number of settled victims that are kept.
+const MAX_SETTLED_VICTIMS: usize = 64;
 
 /// The cursor of sockets that have had no event: until when memledger ran, with [`MAX_EVENT_DELAY`](crate::lifecycle::timing::MAX_EVENT_DELAY).
 const ANY_SOCKET: &str = "*";
@@ -152,8 +156,10 @@ pub struct Reconciler {
     settled_gaps: VecDeque<(Timestamp, PendingKill)>,
     /// The kills that stayed unattributed, and when they happened.
     pub(super) unattributed: VecDeque<(Timestamp, u64, Interval)>,
-    /// Settled victims: pid, container and time, newest last.
-    settled_victims: VecDeque<(u32, Option<ContainerId>, Interval)>,
+    /// The victims that were last killed together: their cgroup, the kill of the first one, and when the last one was killed.
+    last_group: Option<(String, u64, f64)>,
+    /// The victims that were settled last, newest last.
+    settled_victims: VecDeque<SettledVictim>,
     /// Unix time of the last event of each socket of a runtime, by [`cursor_name`].
     last_event_times: BTreeMap<String, f64>,
     /// Connected sockets of each runtime, by [`cursor_name`].
@@ -212,6 +218,7 @@ impl Reconciler {
             connected: HashSet::new(),
             settled_gaps: VecDeque::new(),
             unattributed: unattributed.map(|(id, happened)| (now, *id, *happened)).collect(),
+            last_group: None,
             settled_victims: VecDeque::new(),
             last_event_times: BTreeMap::new(),
             live_sockets: HashMap::new(),
@@ -433,8 +440,8 @@ impl Reconciler {
         let id = self.pending_exits.remove(at).exit.id;
         self.changes.events.insert(id, None);
         self.changes.runs.remove(&id);
-        if let Some(run) = self.containers.modify(&run.container).run_mut(run.number) {
-            run.has_exit = false;
+        if let Some(run) = self.containers.modify(&run.container).runs.get_mut(run.number) {
+            run.withdraw_exit();
         }
     }
 
@@ -463,6 +470,8 @@ impl Reconciler {
                     let mut newest = self.pending.iter_mut().rev();
                     if let Some(pending) = newest.find(|pending| pending.kill.pid == Some(*pid)) {
                         pending.hints.group = Some(path.clone());
+                        pending.group = Some(VictimGroup::Of(pending.kill.id));
+                        self.last_group = Some((path.clone(), pending.kill.id, pending.happened.latest));
                         pending.hints.proc_info.makers.extend(observed.proc_info.makers.clone());
                         pending.kill.group = path.as_str().into();
                     }
@@ -494,7 +503,7 @@ impl Reconciler {
         self.pending_exits.iter_mut().for_each(|pending| pending.exit.correct_times(step));
         self.cuda_ooms.correct_times(step);
         self.unattributed.iter_mut().for_each(|(.., happened)| happened.correct(step));
-        self.settled_victims.iter_mut().for_each(|(.., happened)| happened.correct(step));
+        self.settled_victims.iter_mut().for_each(|victim| victim.happened.correct(step));
         self.counters.correct_times(step);
         self.containers.correct_times(step);
         self.totals.correct_times(step);
@@ -522,7 +531,14 @@ impl Reconciler {
         kill.before = self.host_usage(&kill);
         self.totals.add(Total::Host, 1);
         let happened = Interval::new(written.within.earliest - LOG_DELAY, written.within.latest);
-        self.pending.push_back(PendingKill::new(kill, happened, hints, now));
+        let is_of_last = |(path, _, last): &&mut (String, u64, f64)| {
+            group.as_ref() == Some(path) && happened.latest - *last < GROUP_WINDOW
+        };
+        let group = self.last_group.as_mut().filter(is_of_last).map(|(_, first, last)| {
+            *last = happened.latest;
+            VictimGroup::Of(*first)
+        });
+        self.pending.push_back(PendingKill { group, ..PendingKill::new(kill, happened, hints, now) });
     }
 
     fn add_duplicate(&mut self, pid: u32) {
@@ -533,8 +549,8 @@ impl Reconciler {
                 let happened = pending.happened;
                 self.explain_count(&id, 1, &happened);
             }
-        } else if let Some((_, Some(id), happened)) =
-            self.settled_victims.iter().rev().find(|(settled, ..)| *settled == pid).cloned()
+        } else if let Some(SettledVictim { container: Some(id), happened, .. }) =
+            self.settled_victims.iter().rev().find(|victim| victim.pid == pid).cloned()
         {
             self.explain_count(&id, 1, &happened);
         }
@@ -626,8 +642,17 @@ impl Reconciler {
     pub(super) fn finish_kill(&mut self, now: Timestamp, pending: PendingKill) {
         let kill = pending.kill.clone();
         if let Some(pid) = kill.pid {
-            self.settled_victims.push_back((pid, pending.container.clone(), pending.happened));
-            if self.settled_victims.len() > 64 {
+            let PendingKill { container, happened, run, group, .. } = &pending;
+            let (container, group) = (container.clone(), group.clone());
+            self.settled_victims.push_back(SettledVictim {
+                id: kill.id,
+                pid,
+                container,
+                happened: *happened,
+                run: *run,
+                group,
+            });
+            if self.settled_victims.len() > MAX_SETTLED_VICTIMS {
                 self.settled_victims.pop_front();
             }
         }

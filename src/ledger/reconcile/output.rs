@@ -34,8 +34,10 @@ impl Reconciler {
             self.changes.put(StateKind::LastRun, "", &last);
         }
         for id in self.containers.take_changed() {
-            let state =
-                self.containers.get(&id).filter(|state| state.run.is_some() || state.first_event_at > 0.0);
+            let state = self
+                .containers
+                .get(&id)
+                .filter(|state| state.runs.current().is_some() || state.first_event_at > 0.0);
             match state {
                 Some(state) => self.changes.put(StateKind::Container, id, state),
                 None => self.changes.remove(StateKind::Container, id),
@@ -128,7 +130,7 @@ impl Reconciler {
                 *kills += state.former_kills();
                 *last = last.iter().copied().chain(state.last_kill).reduce(f64::max);
             }
-            let until = match &state.run {
+            let until = match state.runs.current() {
                 Some(run) => run.ended().unwrap_or(f64::INFINITY),
                 // one of its processes was killed before it was seen running
                 None => self.totals.figures(&state.identity).last_kill.unwrap_or(0.0),

@@ -5,8 +5,8 @@
 //! runtimes' OOM events ([`super::match_counters`]). A wrong attribution is worse than none: a kill that is undecided
 //! after [`ATTRIBUTION_TIMEOUT`](crate::lifecycle::timing::ATTRIBUTION_TIMEOUT) stays unattributed.
 //!
-//! A kill belongs to a run, not just to a container: the one whose time overlaps that of the kill. Its start, limit and
-//! samples are those of the event.
+//! A kill belongs to a run, not just to a container: the one whose time overlaps that of the kill, or that of the processes that were killed
+//! with it. Its start, limit and samples are those of the event.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::events::{
 };
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
-use crate::ledger::run::Run;
+use crate::ledger::run::LedgerRun;
 use crate::lifecycle::RunNumber;
 use crate::lifecycle::timing::{MAX_MISSED_DELAY, RUNTIME_EVENT_TIMEOUT};
 use crate::parse::kernel_log::OomContext;
@@ -47,6 +47,32 @@ pub struct Hints {
     pub proc_info: ProcInfo,
 }
 
+/// A kill that is settled: a second record of it, or one of its group, may still be read.
+#[derive(Clone, Debug)]
+pub struct SettledVictim {
+    /// Id of the kill.
+    pub id: u64,
+    /// Its pid.
+    pub pid: u32,
+    /// Its container.
+    pub container: Option<ContainerId>,
+    /// When it happened.
+    pub happened: Interval,
+    /// Which run of that container.
+    pub run: Option<RunNumber>,
+    /// The same as of a pending kill.
+    pub group: Option<VictimGroup>,
+}
+
+/// The victims that the kernel killed at once because they were in one cgroup (`memory.oom.group`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VictimGroup {
+    /// Those whose records follow that of the kill with this id, and that kill.
+    Of(u64),
+    /// It is not known any more which: memledger was restarted. They were found to be of this run.
+    Stored(RunNumber),
+}
+
 /// A kill that is not final yet.
 #[derive(Clone, Debug)]
 pub struct PendingKill {
@@ -62,6 +88,8 @@ pub struct PendingKill {
     pub counted_as: Option<Identity>,
     /// The run of that container; `None` until it is reported, and if none was.
     pub run: Option<RunNumber>,
+    /// The others that were killed at once with it.
+    pub group: Option<VictimGroup>,
     /// Second records of this kill, which the cgroup counted too.
     pub duplicates: u64,
     /// The kill was logged.
@@ -101,6 +129,7 @@ impl PendingKill {
             container: None,
             counted_as: None,
             run: None,
+            group: None,
             duplicates: 0,
             is_logged: false,
             noticed: now,
@@ -122,7 +151,16 @@ impl PendingKill {
         let seen = seen.map(|seen| (now, seen));
         let hints = Hints { proc_info: ProcInfo { limit_bytes, ..ProcInfo::default() }, ..Hints::default() };
         let happened = happened.unwrap_or(Interval::new(kill.earliest.unwrap_or(kill.at), kill.at));
-        Self { container, run, duplicates, seen, is_logged: true, ..Self::new(kill, happened, hints, now) }
+        let group = run.filter(|_| !kill.group.is_empty()).map(VictimGroup::Stored);
+        Self {
+            container,
+            run,
+            group,
+            duplicates,
+            seen,
+            is_logged: true,
+            ..Self::new(kill, happened, hints, now)
+        }
     }
 
     /// Corrects the times, if the clock was set.
@@ -205,10 +243,28 @@ impl Reconciler {
         }
         self.match_counters(now);
         for at in 0..self.pending.len() {
-            self.correct_run(at);
-            self.label_kill(at, now, RUNTIME_EVENT_TIMEOUT);
-            self.choose_run(at);
+            self.choose_run_and_label(at, now);
         }
+        // the run of a later one may be certain, and is that of all that were killed with it
+        for at in 0..self.pending.len() {
+            if self.pending[at].group.is_some() {
+                self.choose_run_and_label(at, now);
+            }
+        }
+    }
+
+    fn choose_run_and_label(&mut self, at: usize, now: Timestamp) {
+        self.correct_run(at);
+        self.label_kill(at, now, RUNTIME_EVENT_TIMEOUT);
+        self.choose_run(at);
+    }
+
+    /// Returns whether the victim has the pid of the first process of a run of its container.
+    fn may_be_first_process(&self, at: usize) -> bool {
+        let pending = &self.pending[at];
+        let state = pending.container.as_ref().and_then(|id| self.containers.get(id));
+        let has_pid = |run: &LedgerRun| run.pid.is_some() && run.pid == pending.kill.pid;
+        self.config.host_pids && state.is_some_and(|state| state.runs.all().any(has_pid))
     }
 
     /// Labels each pending kill whose container is known, with its short id if nothing has named it: nothing more will be
@@ -236,15 +292,50 @@ impl Reconciler {
     }
 
     /// Returns the run of a kill whose container is known, and whether it is certain.
-    fn run_of(&self, at: usize) -> Option<(&Run, bool)> {
+    fn run_of(&self, at: usize) -> Option<(&LedgerRun, bool)> {
         let pending = &self.pending[at];
         let state = self.containers.get(pending.container.as_ref()?)?;
         let pid = pending.kill.pid.filter(|_| self.config.host_pids);
+        let group = pending.group.as_ref().filter(|_| !self.may_be_first_process(at));
+        let number = group.and_then(|group| self.run_of_group(at, group, state));
+        if let Some(run) = number.and_then(|number| state.runs.get(number)) {
+            return Some((run, true));
+        }
         let is_explained = |number| {
             let mut earlier = self.pending.iter().take(at);
             earlier.any(|other| other.container == pending.container && other.run == Some(number))
         };
         state.run_of_kill(&pending.happened, pending.kill.at, pid, is_explained)
+    }
+
+    /// Returns the run of a group of victims: that of the first process of a container among them, else that of the first victim. The
+    /// kernel kills all at once, and may log the last ones after the next run began.
+    fn run_of_group(&self, at: usize, group: &VictimGroup, state: &ContainerState) -> Option<RunNumber> {
+        let first = match group {
+            VictimGroup::Of(first) => *first,
+            VictimGroup::Stored(run) => return Some(*run),
+        };
+        let own = &self.pending[at];
+        let is_of_group = |container: &Option<ContainerId>, its: &Option<VictimGroup>| {
+            *container == own.container && its.as_ref() == Some(group)
+        };
+        let settled = || self.settled_victims.iter().filter(|it| is_of_group(&it.container, &it.group));
+        let pending = || self.pending.iter().filter(|it| is_of_group(&it.container, &it.group));
+        let victims = || {
+            let settled = settled().map(|victim| (victim.id, Some(victim.pid), victim.run));
+            settled.chain(pending().map(|pending| (pending.kill.id, pending.kill.pid, pending.run)))
+        };
+        let is_first_process = |(_, pid, number): &(u64, Option<u32>, Option<RunNumber>)| {
+            let run = number.and_then(|number| state.runs.get(number));
+            self.config.host_pids && pid.is_some() && run.is_some_and(|run| run.pid == *pid)
+        };
+        let of_first_process = victims().find(is_first_process);
+        if own.kill.id == first {
+            return of_first_process?.2;
+        }
+        let of_first_victim = || victims().find(|(id, ..)| *id == first);
+        let of_another = || victims().find(|(id, ..)| *id != own.kill.id); // the first one is not known any more
+        of_first_process.or_else(of_first_victim).or_else(of_another)?.2
     }
 
     /// Chooses the run of a kill that was labelled before its run was reported.
@@ -323,8 +414,8 @@ impl Reconciler {
                 // after a pause of the ledger, cycles that saw the victim are applied before its record is read
                 let state = self.containers.get(&id).filter(|_| self.config.host_pids);
                 let seen = state.zip(pending.kill.pid).and_then(|(state, pid)| {
-                    let last_seen = |run: &Run| run.last_seen(pid, &pending.kill.process);
-                    state.all_runs().filter_map(last_seen).reduce(f64::max)
+                    let last_seen = |run: &LedgerRun| run.last_seen(pid, &pending.kill.process);
+                    state.runs.all().filter_map(last_seen).reduce(f64::max)
                 });
                 pending.seen =
                     seen.filter(|seen| *seen > pending.kill.at).map(|seen| (pending.noticed, seen));
@@ -370,11 +461,11 @@ impl Reconciler {
             return;
         }
         let state = self.containers.modify(&id);
-        if state.run.is_none() {
+        if state.runs.current().is_none() {
             state.first_event_at = state.first_event_at.max(pending.kill.at);
         }
         let state: &ContainerState = state;
-        let run = number.and_then(|number| state.run(number));
+        let run = number.and_then(|number| state.runs.get(number));
         let subject = state.subject(&id, run);
         let before = run.and_then(|run| state.prior_usage(run, pending.kill.at));
         let victim = run.and_then(|run| run.process(pid?));
@@ -383,7 +474,7 @@ impl Reconciler {
         let program = victim.and_then(|victim| {
             victim.program.or_else(|| run?.process(parent?).and_then(|parent| parent.program))
         });
-        let ended = run.and_then(Run::ended);
+        let ended = run.and_then(LedgerRun::ended);
         let of = &self.pending[at].kill;
         let alone_in_pod =
             is_pod_limit(&of.limit_cgroup) && self.containers.is_alone_in_pod(&id, &of.limit_cgroup, of.at);
@@ -415,11 +506,11 @@ impl Reconciler {
         }
         let (Some(id), Some(number)) = (&pending.container, pending.run) else { return };
         let at = pending.kill.at;
-        if let Some(run) = self.containers.modify(id).run_mut(number)
-            && run.before_stored.is_none_or(|stored| stored < at - PRIOR_USAGE_INTERVAL)
+        if let Some(run) = self.containers.modify(id).runs.get_mut(number)
+            && run.evidence.before_stored.is_none_or(|stored| stored < at - PRIOR_USAGE_INTERVAL)
             && let Some(before) = before
         {
-            run.before_stored = Some(at);
+            run.evidence.before_stored = Some(at);
             let PriorUsage { holders, host_total_bytes, host_available_bytes, .. } =
                 pending.kill.before.take().map(Arc::unwrap_or_clone).unwrap_or_default();
             let before = PriorUsage { holders, host_total_bytes, host_available_bytes, ..before };

@@ -18,10 +18,10 @@ impl Reconciler {
             if self.containers.get(&container).is_none() {
                 continue;
             }
-            let Some(run) = self.containers.modify(&container).run_at_mut(unix(connected)) else { continue };
+            let Some(run) = self.containers.modify(&container).runs.at_mut(unix(connected)) else { continue };
             match content {
                 ProcessReportContent::Records(received, records) => {
-                    run.figures.log_operations(records.into_iter().map(|record| OperationRecord {
+                    run.evidence.figures.log_operations(records.into_iter().map(|record| OperationRecord {
                         component: record.pair.0,
                         operation: record.pair.1,
                         at: unix(received) - record.ago.as_secs_f64(),
@@ -29,7 +29,7 @@ impl Reconciler {
                     }));
                 }
                 ProcessReportContent::End(end) => {
-                    run.figures.record_process_end(process_end(unix(end.at), &end))
+                    run.evidence.figures.record_process_end(process_end(unix(end.at), &end))
                 }
             }
         }

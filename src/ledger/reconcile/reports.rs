@@ -58,7 +58,7 @@ fn label_process(row: &mut ReportProcess, is_host: bool, line: &ObservedRecord, 
     let pid = row.tgid.unwrap_or(row.pid);
     let sampled = containers.find_by_pid(pid, &row.process, &line.written.within);
     let state = sampled.as_ref().and_then(|id| containers.get(id));
-    let usage = state.and_then(|state| state.all_runs().find_map(|run| run.process(pid)));
+    let usage = state.and_then(|state| state.runs.all().find_map(|run| run.process(pid)));
     row.role = usage.map(|usage| usage.role);
     if !is_host {
         return;

@@ -17,7 +17,7 @@ use super::error::{StoreError, directory_of};
 const APPLICATION_ID: u32 = 0x6d6c_6467;
 
 /// Version of the schema. A file of an older one is set aside: no version was published before this one.
-pub(super) const VERSION: i64 = 6;
+pub(super) const VERSION: i64 = 7;
 
 /// `AUTOINCREMENT` keeps the highest event id even after its row was removed.
 const SCHEMA: &str = "

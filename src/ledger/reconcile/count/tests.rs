@@ -179,3 +179,22 @@ fn second_record_is_counted_as_the_kernel_counts_it_and_a_repeated_line_is_not()
     assert_eq!(accounting.compare(Timestamp::now(), 8, true), Reconciliation::default());
     assert!(!accounting.has_missing_records());
 }
+
+#[test]
+fn decision_waits_for_missing_records_also_after_a_pause_but_not_for_ever() {
+    let mut accounting = opened(10);
+    let begin = Timestamp::now();
+    let at = |seconds: u64| begin.plus(Duration::from_secs(seconds));
+    assert!(!accounting.awaits_records(begin, begin), "none is missing");
+    accounting.compare(begin, 11, true);
+    assert!(accounting.awaits_records(begin, begin));
+    // the ledger paused for half a minute, and another kill has no record yet
+    accounting.compare(at(30), 12, true);
+    assert!(accounting.awaits_records(begin, at(30)), "what was noticed before has not waited for that one");
+    // in a storm one is missing in each reading
+    for second in 31..50 {
+        accounting.compare(at(second), 12 + second, true);
+        let waits = [begin, at(second)].map(|noticed| accounting.awaits_records(noticed, at(second)));
+        assert_eq!(waits, [second < 40, true], "after {second} s");
+    }
+}

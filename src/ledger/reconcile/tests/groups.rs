@@ -1,8 +1,8 @@
 //! Scenarios of `memory.oom.group`, with more kills than the kernel logs contexts for.
 
-use super::story::{Story, id, killed, path};
+use super::story::{KILLED, Story, id, killed, path, running};
 use crate::discover::EventKind;
-use crate::events::KillOwner;
+use crate::events::{ExitReason, KillOwner};
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::totals::Total;
 use crate::parse::kernel_log::{Line, OomContext};
@@ -118,4 +118,63 @@ fn context_of_a_block_without_a_kill_is_not_used_for_the_next_victim() {
         story.settle(at);
     }
     assert_eq!(owners(&story, &[80]), [None]);
+}
+
+/// Returns when the run of a kill began, in seconds since the begin of the story.
+fn start_of(story: &Story, pid: u32) -> Option<f64> {
+    let kill = story.store.kills().find(|kill| kill.pid == Some(pid)).expect("the kill");
+    let KillOwner::Container(subject) = &kill.owner else { panic!("{kill:?}") };
+    subject.started.map(|started| ((started - story.begin.unix_seconds()) * 10.0).round() / 10.0)
+}
+
+#[test]
+fn members_logged_after_the_next_start_are_of_the_run_of_their_group() {
+    for settles_between in [false, true] {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        story.event('a', 0.1, running(70));
+        story.log(1.0, vec![line(Line::Invoked), kill(70), group('a'), kill(71)]);
+        story.end('a', 1.0, KILLED);
+        story.event('a', 1.1, EventKind::Started);
+        story.event('a', 1.1, running(80));
+        if settles_between {
+            story.settle(1.15);
+        }
+        story.log(1.2, vec![kill(72)]);
+        for at in [1.2, 8.0] {
+            story.settle(at);
+        }
+        story.log(8.2, vec![line(Line::Invoked), kill(80), group('a'), kill(81)]);
+        story.end('a', 8.2, KILLED);
+        for at in [8.2, 14.0] {
+            story.settle(at);
+        }
+        let starts = [70, 71, 72, 80, 81].map(|pid| start_of(&story, pid));
+        assert_eq!(starts, [Some(0.1), Some(0.1), Some(0.1), Some(1.1), Some(1.1)], "{settles_between}");
+    }
+}
+
+#[test]
+fn group_is_of_the_run_whose_first_process_is_in_it() {
+    for restarts in [false, true] {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        story.event('a', 0.1, running(70));
+        // the records are written after the end of the run, and the next one ends by SIGKILL too
+        story.log(1.08, vec![line(Line::Invoked), kill(71), group('a'), kill(70), kill(72)]);
+        story.end('a', 1.0, KILLED);
+        story.event('a', 1.1, EventKind::Started);
+        story.event('a', 1.1, running(80));
+        story.end('a', 3.0, KILLED);
+        story.settle(3.0);
+        if restarts {
+            story.restart(3.1);
+        }
+        for at in [4.0, 9.0, 15.0] {
+            story.settle(at);
+        }
+        assert_eq!([70, 71, 72].map(|pid| start_of(&story, pid)), [Some(0.1); 3], "{restarts}");
+        let reasons = story.reasons('a');
+        assert_eq!(reasons, [Some(ExitReason::OomContainer), Some(ExitReason::Killed)], "{restarts}");
+    }
 }

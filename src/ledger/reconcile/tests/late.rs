@@ -205,7 +205,7 @@ fn each_run_of_a_restart_loop_while_down_has_its_own_kill_and_reason() {
     assert_eq!(story.reasons('a'), (0..runs).map(|run| Some(reason(run))).collect::<Vec<_>>());
     assert_eq!(story.counted("a"), (32, 0));
     let known = story.store.contents.containers.get(&id('a')).expect("the container");
-    assert_eq!(known.all_runs().count(), 5, "the older ones are dropped");
+    assert_eq!(known.runs.all().count(), 5, "the older ones are dropped");
     let at = story.at(begin(3) + 0.55).unix_seconds();
     let run = known.run_of_kill(&Interval::at(at), at, None, |_| false);
     assert!(run.is_none(), "a kill of a dropped run is of none of the others");

@@ -86,6 +86,11 @@ pub enum Group {
     Member,
 }
 
+/// Returns whether a status with this reason may be that of a killed child.
+fn is_open(reason: ExitReason) -> bool {
+    matches!(reason, ExitReason::Killed | ExitReason::Signal)
+}
+
 /// Milliseconds for which an end with an error may follow from a kill in its run.
 const CAUSE_WINDOW: u64 = 300_000;
 /// A victim that ends a run is gone so soon that its exit is explained without a cycle that saw it meanwhile.
@@ -597,26 +602,45 @@ impl World {
         self.runs[container].iter().enumerate().filter_map(ended).collect()
     }
 
-    /// Returns true if these are the reasons. How long before an end a kill was is not known if the host was suspended between them.
+    /// Returns true if these are the reasons. How long before an end a kill was is not known if the host was suspended between them, and
+    /// of which run it was if the next one had begun when it was logged.
     pub fn has_reasons(&self, container: usize, reported: &[ExitReason]) -> bool {
-        let ended = |(number, run): (usize, &TrueRun)| self.reasons_of(container, number, run);
-        let truths: Vec<_> = self.runs[container].iter().enumerate().filter_map(ended).collect();
-        let is_true = |((of_status, reason), reported): (&(ExitReason, ExitReason), &ExitReason)| {
-            reason == reported || self.suspend.is_some() && of_status == reported
+        let ended = |(number, run): (usize, &TrueRun)| {
+            let (of_status, reason) = self.reasons_of(container, number, run)?;
+            let may_be_other = self.kills.iter().any(|kill| {
+                let is_near = |its: usize| its == number || its + 1 == number;
+                self.may_be_of_next_run(kill)
+                    && kill.owner.is_some_and(|(of, its)| of == container && is_near(its))
+            });
+            let or_by_status = (self.suspend.is_some() || may_be_other).then_some(of_status);
+            let or_after_kill = (may_be_other && is_open(of_status)).then_some(ExitReason::Error);
+            Some([Some(reason), or_by_status, or_after_kill])
         };
+        let truths: Vec<_> = self.runs[container].iter().enumerate().filter_map(ended).collect();
+        let is_true =
+            |(truths, reported): (&[Option<ExitReason>; 3], &ExitReason)| truths.contains(&Some(*reported));
         truths.len() == reported.len() && std::iter::zip(&truths, reported).all(is_true)
+    }
+
+    /// Returns whether a child was logged so long after the end of its run that it may be of the next one, whose start may be reported late:
+    /// nothing but its time says of which it was.
+    fn may_be_of_next_run(&self, kill: &TrueKill) -> bool {
+        let Some((container, number)) = kill.owner else { return false };
+        let end = self.runs[container][number].end;
+        // without the contexts that the kernel left out, a group is not known either
+        let is_without_context = self.skipped.iter().any(|at| (*at..*at + 5_000).contains(&kill.logged));
+        let is_in_known_group = kill.group != Group::None && !is_without_context;
+        !kill.main && !is_in_known_group && end.is_some_and(|end| end < kill.logged)
     }
 
     /// Returns the reason of an end by its status alone, and that with the kills before it.
     fn reasons_of(&self, container: usize, number: usize, run: &TrueRun) -> Option<(ExitReason, ExitReason)> {
         let (_, reason) = run.ending.truth(self.sources.kind)?;
-        // a status that may be that of a killed child
-        let is_open = matches!(reason, ExitReason::Killed | ExitReason::Signal);
         let has_lost = |kill: &TrueKill| {
             let age = run.end.map(|end| end.saturating_sub(kill.at));
             kill.owner == Some((container, number)) && age.is_some_and(|age| age <= CAUSE_WINDOW)
         };
-        let is_after_kill = is_open && self.kills.iter().any(has_lost);
+        let is_after_kill = is_open(reason) && self.kills.iter().any(has_lost);
         Some((reason, if is_after_kill { ExitReason::Error } else { reason }))
     }
 }
