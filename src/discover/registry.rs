@@ -75,11 +75,10 @@ impl ListedStart {
     /// Returns whether a later listing is of the same run. Another start time is another run. A container that only its cgroup shows has no
     /// start time until a runtime names it; its run lasts as long as the cgroup.
     fn is_of(self, later: Self) -> bool {
-        let is_remade = match (self.at, later.at, self.cgroup_inode, later.cgroup_inode) {
-            (None, None, Some(earlier), Some(later)) => earlier != later,
-            _ => false,
-        };
-        (self.at.is_none() || is_same_start(self.at, later.at)) && !is_remade
+        match (self.at, self.cgroup_inode.zip(later.cgroup_inode)) {
+            (Some(_), _) => is_same_start(self.at, later.at),
+            (None, inodes) => inodes.is_none_or(|(earlier, later)| earlier == later),
+        }
     }
 }
 

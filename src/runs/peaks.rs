@@ -274,7 +274,15 @@ impl RunPeaksTable {
         }
         for (number, container) in context.inventory.containers.iter().enumerate() {
             let processes = cycle_data.processes.of(number);
-            let peaks = self.running.entry(container.id.clone()).or_insert_with(|| RunPeaks::new(container));
+            let peaks = self.running.entry(container.id.clone()).or_insert_with(|| {
+                // its runtime was away
+                let is_its = |ended: &EndedContainer| {
+                    let its = &ended.peaks.container;
+                    its.id == container.id && its.listed_run == container.listed_run
+                };
+                let again = self.ended.iter().position(is_its).and_then(|at| self.ended.remove(at));
+                again.map_or_else(|| RunPeaks::new(container), |ended| ended.peaks)
+            });
             peaks.record(container, cycle_data.memory.get(number).and_then(Option::as_ref));
             peaks.gpus.values_mut().for_each(|peak| peak.forget_old(context.now));
             let oldest = processes.iter().map(|process| process.meta.start_ticks).min();

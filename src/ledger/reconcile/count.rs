@@ -7,13 +7,14 @@
 //! The owners of the victims are decided in [`owner`](super::owner).
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
 use crate::ledger::interval::{Interval, LogClock};
 use crate::ledger::sources::kernel_log::LogPosition;
-use crate::lifecycle::timing::{ATTRIBUTION_TIMEOUT, LOG_DELAY, RECORD_TIMEOUT};
+use crate::lifecycle::timing::{ATTRIBUTION_TIMEOUT, LOG_DELAY, MAX_TEARDOWN, RECORD_TIMEOUT};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 
 /// Number of recent records that are kept to ignore repeated ones.
@@ -72,7 +73,7 @@ pub struct OomAccounting {
     lost_between: (Option<f64>, f64),
     /// The counter is ahead of the records.
     missing: Option<MissingRecords>,
-    /// When they were last compared.
+    /// When the counter was last read and ahead of them.
     compared: Option<Timestamp>,
 }
 
@@ -125,8 +126,11 @@ impl OomAccounting {
     /// Returns whether a decision on what was `noticed` then has to wait for missing records. In a storm of kills some are always missing; after
     /// a pause of the ledger what was noticed before it has not waited for those that are missing since.
     pub fn awaits_records(&self, noticed: Timestamp, now: Timestamp) -> bool {
-        let is_recent = |at: Timestamp| now.since(at) < ATTRIBUTION_TIMEOUT;
-        self.missing.is_some_and(|missing| is_recent(noticed) || is_recent(missing.began))
+        let is_since = |at: Timestamp, timeout: Duration| now.since(at) < timeout;
+        let has_paused =
+            |began: Timestamp| is_since(began, ATTRIBUTION_TIMEOUT) && is_since(noticed, MAX_TEARDOWN);
+        self.missing
+            .is_some_and(|missing| is_since(noticed, ATTRIBUTION_TIMEOUT) || has_paused(missing.began))
     }
 
     /// Returns the Unix times between which the kills happened that the last comparison found to be lost. The first is

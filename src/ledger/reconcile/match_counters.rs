@@ -224,9 +224,10 @@ impl Reconciler {
             state.cgroup.as_ref().is_some_and(|cgroup| cgroup != outer && cgroup.starts_with(outer))
         };
         let mut inner = self.containers.iter().filter(|(id, state)| **id != count.id && is_inner(state));
-        // an earlier part of the growth may be that of the counter of a run inside, which is gone
+        // the growth, or an earlier part of it that others seem to explain, may be of a run inside, whose counter is gone
         let since = count.counted.earliest - COUNTER_TIMEOUT.as_secs_f64();
-        let has_just_ended = |run: &LedgerRun| run.ended().is_some_and(|ended| ended >= since);
+        let is_near = |ended: f64| (since..=count.counted.latest + CLOCK_TOLERANCE).contains(&ended);
+        let has_just_ended = |run: &LedgerRun| run.ended().is_some_and(is_near);
         inner.any(|(id, state)| {
             // its next run may have begun and ended, and not be reported yet
             !self.counters.is_read_since(id, count.counted.earliest) || state.runs.all().any(has_just_ended)
@@ -252,8 +253,8 @@ impl Reconciler {
                 };
                 let mut settled = self.settled_victims.iter();
                 self.pending.iter().any(of_pending)
-                    || settled.any(|victim| {
-                        victim.container.as_ref() == Some(id) && victim.happened.overlaps(&window)
+                    || settled.any(|(_, container, happened)| {
+                        container.as_ref() == Some(id) && happened.overlaps(&window)
                     })
             };
             let runs = state.runs.all().filter(|run| run.evidence.kills == 0 && !is_attributed(run));

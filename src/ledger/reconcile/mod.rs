@@ -5,6 +5,7 @@
 //! | `count.rs` | how many kills were there? |
 //! | `gaps.rs` | which of them have no record, and which record is late? |
 //! | `owner.rs` | to which container and run did the victim belong? |
+//! | `victim_groups.rs` | which victims were killed together, and of which run they are |
 //! | `match_counters.rs`, `cgroup_counters.rs` | the same, by evidence that has numbers but no pids |
 //! | `reports.rs` | whose are the processes in the kernel's report? |
 //! | `decide.rs` | did the kill end the container, and why did that exit? |
@@ -27,6 +28,7 @@ mod output;
 mod owner;
 mod reports;
 mod process_reports;
+mod victim_groups;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
@@ -46,9 +48,7 @@ use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::store::{LedgerState, StateKind, WriteBatch};
 use crate::ledger::totals::{Total, Totals};
 use crate::lifecycle::RunId;
-use crate::lifecycle::timing::{
-    COUNTER_TIMEOUT, GROUP_WINDOW, KILL_TO_EXIT, LOG_DELAY, MAX_DISORDER, UNATTRIBUTED_KEPT,
-};
+use crate::lifecycle::timing::{COUNTER_TIMEOUT, KILL_TO_EXIT, LOG_DELAY, MAX_DISORDER, UNATTRIBUTED_KEPT};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage::ProcessUsage;
@@ -58,9 +58,10 @@ use count::OomAccounting;
 use cuda_ooms::CudaOoms;
 use decide::PendingExit;
 pub use owner::PersistedKill;
-use owner::{Hints, PendingKill, SettledVictim, VictimGroup};
+use owner::{Hints, PendingKill};
 use reports::ReportLabels;
 pub use reports::complete as complete_report;
+use victim_groups::VictimGroups;
 
 /// Maximum number of such kills.
 const MAX_UNATTRIBUTED: usize = 256;
@@ -156,10 +157,10 @@ pub struct Reconciler {
     settled_gaps: VecDeque<(Timestamp, PendingKill)>,
     /// The kills that stayed unattributed, and when they happened.
     pub(super) unattributed: VecDeque<(Timestamp, u64, Interval)>,
-    /// The victims that were last killed together: their cgroup, the kill of the first one, and when the last one was killed.
-    last_group: Option<(String, u64, f64)>,
-    /// The victims that were settled last, newest last.
-    settled_victims: VecDeque<SettledVictim>,
+    /// The victims that were killed together.
+    groups: VictimGroups,
+    /// Settled victims: pid, container and time, newest last.
+    settled_victims: VecDeque<(u32, Option<ContainerId>, Interval)>,
     /// Unix time of the last event of each socket of a runtime, by [`cursor_name`].
     last_event_times: BTreeMap<String, f64>,
     /// Connected sockets of each runtime, by [`cursor_name`].
@@ -218,7 +219,7 @@ impl Reconciler {
             connected: HashSet::new(),
             settled_gaps: VecDeque::new(),
             unattributed: unattributed.map(|(id, happened)| (now, *id, *happened)).collect(),
-            last_group: None,
+            groups: VictimGroups::default(),
             settled_victims: VecDeque::new(),
             last_event_times: BTreeMap::new(),
             live_sockets: HashMap::new(),
@@ -470,10 +471,11 @@ impl Reconciler {
                     let mut newest = self.pending.iter_mut().rev();
                     if let Some(pending) = newest.find(|pending| pending.kill.pid == Some(*pid)) {
                         pending.hints.group = Some(path.clone());
-                        pending.group = Some(VictimGroup::Of(pending.kill.id));
-                        self.last_group = Some((path.clone(), pending.kill.id, pending.happened.latest));
+                        pending.group = Some(self.groups.begin(path, &pending.happened));
                         pending.hints.proc_info.makers.extend(observed.proc_info.makers.clone());
                         pending.kill.group = path.as_str().into();
+                    } else {
+                        self.groups.begin(path, &observed.written.within); // its first victim is settled already
                     }
                 }
             }
@@ -503,7 +505,8 @@ impl Reconciler {
         self.pending_exits.iter_mut().for_each(|pending| pending.exit.correct_times(step));
         self.cuda_ooms.correct_times(step);
         self.unattributed.iter_mut().for_each(|(.., happened)| happened.correct(step));
-        self.settled_victims.iter_mut().for_each(|victim| victim.happened.correct(step));
+        self.groups.correct_times(step);
+        self.settled_victims.iter_mut().for_each(|(.., happened)| happened.correct(step));
         self.counters.correct_times(step);
         self.containers.correct_times(step);
         self.totals.correct_times(step);
@@ -531,13 +534,7 @@ impl Reconciler {
         kill.before = self.host_usage(&kill);
         self.totals.add(Total::Host, 1);
         let happened = Interval::new(written.within.earliest - LOG_DELAY, written.within.latest);
-        let is_of_last = |(path, _, last): &&mut (String, u64, f64)| {
-            group.as_ref() == Some(path) && happened.latest - *last < GROUP_WINDOW
-        };
-        let group = self.last_group.as_mut().filter(is_of_last).map(|(_, first, last)| {
-            *last = happened.latest;
-            VictimGroup::Of(*first)
-        });
+        let group = group.as_ref().and_then(|path| self.groups.join(path, &happened));
         self.pending.push_back(PendingKill { group, ..PendingKill::new(kill, happened, hints, now) });
     }
 
@@ -549,8 +546,8 @@ impl Reconciler {
                 let happened = pending.happened;
                 self.explain_count(&id, 1, &happened);
             }
-        } else if let Some(SettledVictim { container: Some(id), happened, .. }) =
-            self.settled_victims.iter().rev().find(|victim| victim.pid == pid).cloned()
+        } else if let Some((_, Some(id), happened)) =
+            self.settled_victims.iter().rev().find(|(settled, ..)| *settled == pid).cloned()
         {
             self.explain_count(&id, 1, &happened);
         }
@@ -642,16 +639,7 @@ impl Reconciler {
     pub(super) fn finish_kill(&mut self, now: Timestamp, pending: PendingKill) {
         let kill = pending.kill.clone();
         if let Some(pid) = kill.pid {
-            let PendingKill { container, happened, run, group, .. } = &pending;
-            let (container, group) = (container.clone(), group.clone());
-            self.settled_victims.push_back(SettledVictim {
-                id: kill.id,
-                pid,
-                container,
-                happened: *happened,
-                run: *run,
-                group,
-            });
+            self.settled_victims.push_back((pid, pending.container.clone(), pending.happened));
             if self.settled_victims.len() > MAX_SETTLED_VICTIMS {
                 self.settled_victims.pop_front();
             }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::victim_groups::{GroupNumber, RunByGroup};
 use super::{ProcInfo, Reconciler};
 use crate::attribute::Role;
 use crate::clock::{ClockStep, Timestamp};
@@ -24,7 +25,7 @@ use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::run::LedgerRun;
 use crate::lifecycle::RunNumber;
-use crate::lifecycle::timing::{MAX_MISSED_DELAY, RUNTIME_EVENT_TIMEOUT};
+use crate::lifecycle::timing::{GROUP_WINDOW, MAX_MISSED_DELAY, RUNTIME_EVENT_TIMEOUT, START_TOLERANCE};
 use crate::parse::kernel_log::OomContext;
 use crate::parse::kubernetes::{KubeletCgroup, kubelet_cgroup};
 use crate::parse::process::WorkerProgram;
@@ -47,32 +48,6 @@ pub struct Hints {
     pub proc_info: ProcInfo,
 }
 
-/// A kill that is settled: a second record of it, or one of its group, may still be read.
-#[derive(Clone, Debug)]
-pub struct SettledVictim {
-    /// Id of the kill.
-    pub id: u64,
-    /// Its pid.
-    pub pid: u32,
-    /// Its container.
-    pub container: Option<ContainerId>,
-    /// When it happened.
-    pub happened: Interval,
-    /// Which run of that container.
-    pub run: Option<RunNumber>,
-    /// The same as of a pending kill.
-    pub group: Option<VictimGroup>,
-}
-
-/// The victims that the kernel killed at once because they were in one cgroup (`memory.oom.group`).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VictimGroup {
-    /// Those whose records follow that of the kill with this id, and that kill.
-    Of(u64),
-    /// It is not known any more which: memledger was restarted. They were found to be of this run.
-    Stored(RunNumber),
-}
-
 /// A kill that is not final yet.
 #[derive(Clone, Debug)]
 pub struct PendingKill {
@@ -89,7 +64,9 @@ pub struct PendingKill {
     /// The run of that container; `None` until it is reported, and if none was.
     pub run: Option<RunNumber>,
     /// The others that were killed at once with it.
-    pub group: Option<VictimGroup>,
+    pub group: Option<GroupNumber>,
+    /// The run whose first process is among them.
+    pub run_of_group: Option<RunNumber>,
     /// Second records of this kill, which the cgroup counted too.
     pub duplicates: u64,
     /// The kill was logged.
@@ -110,6 +87,7 @@ pub struct PendingKill {
 pub struct PersistedKill {
     container: Option<String>,
     run: Option<RunNumber>,
+    run_of_group: Option<RunNumber>,
     happened: Option<Interval>,
     limit_bytes: Option<u64>,
     duplicates: u64,
@@ -130,6 +108,7 @@ impl PendingKill {
             counted_as: None,
             run: None,
             group: None,
+            run_of_group: None,
             duplicates: 0,
             is_logged: false,
             noticed: now,
@@ -147,15 +126,14 @@ impl PendingKill {
             kill.owner = KillOwner::Pending;
         }
         let container = persisted.container.as_deref().map(ContainerId::new);
-        let PersistedKill { run, happened, limit_bytes, duplicates, seen, .. } = persisted;
+        let PersistedKill { run, run_of_group, happened, limit_bytes, duplicates, seen, .. } = persisted;
         let seen = seen.map(|seen| (now, seen));
         let hints = Hints { proc_info: ProcInfo { limit_bytes, ..ProcInfo::default() }, ..Hints::default() };
         let happened = happened.unwrap_or(Interval::new(kill.earliest.unwrap_or(kill.at), kill.at));
-        let group = run.filter(|_| !kill.group.is_empty()).map(VictimGroup::Stored);
         Self {
             container,
             run,
-            group,
+            run_of_group,
             duplicates,
             seen,
             is_logged: true,
@@ -179,10 +157,19 @@ impl PendingKill {
     pub fn persisted(&self) -> PersistedKill {
         let limit_bytes = self.hints.proc_info.limit_bytes;
         let container = self.container.as_ref().map(|id| id.as_str().to_owned());
-        let Self { run, duplicates, happened, .. } = *self;
+        let Self { run, run_of_group, duplicates, happened, .. } = *self;
         let is_labelled = self.kill.owner != KillOwner::Pending;
         let seen = self.seen.map(|(_, seen)| seen);
-        PersistedKill { container, run, happened: Some(happened), limit_bytes, duplicates, is_labelled, seen }
+        PersistedKill {
+            container,
+            run,
+            run_of_group,
+            happened: Some(happened),
+            limit_bytes,
+            duplicates,
+            is_labelled,
+            seen,
+        }
     }
 
     /// Notes whether a cycle saw the victim.
@@ -257,14 +244,21 @@ impl Reconciler {
         self.correct_run(at);
         self.label_kill(at, now, RUNTIME_EVENT_TIMEOUT);
         self.choose_run(at);
+        self.record_run_of_group(at);
     }
 
-    /// Returns whether the victim has the pid of the first process of a run of its container.
-    fn may_be_first_process(&self, at: usize) -> bool {
-        let pending = &self.pending[at];
-        let state = pending.container.as_ref().and_then(|id| self.containers.get(id));
-        let has_pid = |run: &LedgerRun| run.pid.is_some() && run.pid == pending.kill.pid;
-        self.config.host_pids && state.is_some_and(|state| state.runs.all().any(has_pid))
+    /// Tells the group of a kill which run was chosen for it, and keeps what the others show for sure.
+    fn record_run_of_group(&mut self, at: usize) {
+        let PendingKill { kill, container: Some(id), run, group: Some(group), .. } = &self.pending[at] else {
+            return;
+        };
+        let state = self.containers.get(id);
+        let chosen = state.zip(*run).and_then(|(state, number)| state.runs.get(number));
+        let is_first = |run: &LedgerRun| self.config.host_pids && run.pid.is_some() && run.pid == kill.pid;
+        self.groups.record(*group, id, kill.id, *run, chosen.is_some_and(is_first));
+        if let RunByGroup::Certain(run) = self.groups.run_of(*group, id, kill.id) {
+            self.pending[at].run_of_group = Some(run);
+        }
     }
 
     /// Labels each pending kill whose container is known, with its short id if nothing has named it: nothing more will be
@@ -296,10 +290,17 @@ impl Reconciler {
         let pending = &self.pending[at];
         let state = self.containers.get(pending.container.as_ref()?)?;
         let pid = pending.kill.pid.filter(|_| self.config.host_pids);
-        let group = pending.group.as_ref().filter(|_| !self.may_be_first_process(at));
-        let number = group.and_then(|group| self.run_of_group(at, group, state));
-        if let Some(run) = number.and_then(|number| state.runs.get(number)) {
+        if let Some(run) = self.first_process_of_group(pending, state) {
             return Some((run, true));
+        }
+        let by_group = match (pending.group, &pending.container) {
+            (Some(group), Some(id)) => self.groups.run_of(group, id, pending.kill.id),
+            _ => pending.run_of_group.map_or(RunByGroup::Unknown, RunByGroup::Certain),
+        };
+        match by_group {
+            RunByGroup::Unknown => {}
+            RunByGroup::Awaited => return None,
+            RunByGroup::Known(run) | RunByGroup::Certain(run) => return Some((state.runs.get(run)?, true)),
         }
         let is_explained = |number| {
             let mut earlier = self.pending.iter().take(at);
@@ -308,34 +309,20 @@ impl Reconciler {
         state.run_of_kill(&pending.happened, pending.kill.at, pid, is_explained)
     }
 
-    /// Returns the run of a group of victims: that of the first process of a container among them, else that of the first victim. The
-    /// kernel kills all at once, and may log the last ones after the next run began.
-    fn run_of_group(&self, at: usize, group: &VictimGroup, state: &ContainerState) -> Option<RunNumber> {
-        let first = match group {
-            VictimGroup::Of(first) => *first,
-            VictimGroup::Stored(run) => return Some(*run),
+    /// Returns the run whose first process a victim of a group is, however late it was logged.
+    fn first_process_of_group<'a>(
+        &self,
+        pending: &PendingKill,
+        state: &'a ContainerState,
+    ) -> Option<&'a LedgerRun> {
+        let pid = pending.kill.pid.filter(|_| self.config.host_pids && pending.group.is_some())?;
+        let may_be_its = |run: &LedgerRun| {
+            let end = run.phase.latest_end().map_or(f64::INFINITY, |ended| ended + GROUP_WINDOW);
+            let window =
+                Interval::new(run.begin().map_or(f64::NEG_INFINITY, |begin| begin - START_TOLERANCE), end);
+            run.pid == Some(pid) && window.overlaps(&pending.happened)
         };
-        let own = &self.pending[at];
-        let is_of_group = |container: &Option<ContainerId>, its: &Option<VictimGroup>| {
-            *container == own.container && its.as_ref() == Some(group)
-        };
-        let settled = || self.settled_victims.iter().filter(|it| is_of_group(&it.container, &it.group));
-        let pending = || self.pending.iter().filter(|it| is_of_group(&it.container, &it.group));
-        let victims = || {
-            let settled = settled().map(|victim| (victim.id, Some(victim.pid), victim.run));
-            settled.chain(pending().map(|pending| (pending.kill.id, pending.kill.pid, pending.run)))
-        };
-        let is_first_process = |(_, pid, number): &(u64, Option<u32>, Option<RunNumber>)| {
-            let run = number.and_then(|number| state.runs.get(number));
-            self.config.host_pids && pid.is_some() && run.is_some_and(|run| run.pid == *pid)
-        };
-        let of_first_process = victims().find(is_first_process);
-        if own.kill.id == first {
-            return of_first_process?.2;
-        }
-        let of_first_victim = || victims().find(|(id, ..)| *id == first);
-        let of_another = || victims().find(|(id, ..)| *id != own.kill.id); // the first one is not known any more
-        of_first_process.or_else(of_first_victim).or_else(of_another)?.2
+        state.runs.all().rev().find(|run| may_be_its(run))
     }
 
     /// Chooses the run of a kill that was labelled before its run was reported.

@@ -1,5 +1,6 @@
 //! Scenarios of `memory.oom.group`, with more kills than the kernel logs contexts for.
 
+use super::runs::ended;
 use super::story::{KILLED, Story, id, killed, path, running};
 use crate::discover::EventKind;
 use crate::events::{ExitReason, KillOwner};
@@ -156,12 +157,12 @@ fn members_logged_after_the_next_start_are_of_the_run_of_their_group() {
 
 #[test]
 fn group_is_of_the_run_whose_first_process_is_in_it() {
-    for restarts in [false, true] {
+    for (logged, restarts) in [(1.08, false), (1.08, true), (1.5, false), (1.5, true)] {
         let mut story = Story::new();
         story.event('a', 0.1, EventKind::Started);
         story.event('a', 0.1, running(70));
         // the records are written after the end of the run, and the next one ends by SIGKILL too
-        story.log(1.08, vec![line(Line::Invoked), kill(71), group('a'), kill(70), kill(72)]);
+        story.log(logged, vec![line(Line::Invoked), kill(71), group('a'), kill(70), kill(72)]);
         story.end('a', 1.0, KILLED);
         story.event('a', 1.1, EventKind::Started);
         story.event('a', 1.1, running(80));
@@ -173,8 +174,30 @@ fn group_is_of_the_run_whose_first_process_is_in_it() {
         for at in [4.0, 9.0, 15.0] {
             story.settle(at);
         }
-        assert_eq!([70, 71, 72].map(|pid| start_of(&story, pid)), [Some(0.1); 3], "{restarts}");
+        assert_eq!([70, 71, 72].map(|pid| start_of(&story, pid)), [Some(0.1); 3], "{logged} {restarts}");
         let reasons = story.reasons('a');
-        assert_eq!(reasons, [Some(ExitReason::OomContainer), Some(ExitReason::Killed)], "{restarts}");
+        let wanted = [Some(ExitReason::OomContainer), Some(ExitReason::Killed)];
+        assert_eq!(reasons, wanted, "{logged} {restarts}");
+    }
+}
+
+#[test]
+fn group_that_was_taken_for_the_run_before_moves_when_the_next_start_is_reported() {
+    for restarts in [false, true] {
+        let mut story = Story::new();
+        story.event('a', 0.1, EventKind::Started);
+        story.settle(0.2);
+        story.log(2.0, vec![line(Line::Invoked), kill(71), group('a'), kill(72)]);
+        story.settle(2.1);
+        if restarts {
+            story.restart(2.2);
+        }
+        // the engine was busy
+        story.late_event('a', 1.0, 2.5, ended(Some(1)));
+        story.late_event('a', 1.1, 2.5, EventKind::Started);
+        for at in [2.5, 9.0, 15.0] {
+            story.settle(at);
+        }
+        assert_eq!([71, 72].map(|pid| start_of(&story, pid)), [Some(1.1); 2], "{restarts}");
     }
 }

@@ -622,15 +622,17 @@ impl World {
         truths.len() == reported.len() && std::iter::zip(&truths, reported).all(is_true)
     }
 
-    /// Returns whether a child was logged so long after the end of its run that it may be of the next one, whose start may be reported late:
-    /// nothing but its time says of which it was.
+    /// Returns whether a child was logged after the end of its run and so near to the start of the next one that it may be of that, whose start
+    /// may be reported late: nothing but its time says of which it was.
     fn may_be_of_next_run(&self, kill: &TrueKill) -> bool {
         let Some((container, number)) = kill.owner else { return false };
         let end = self.runs[container][number].end;
+        let next = self.runs[container].get(number + 1);
         // without the contexts that the kernel left out, a group is not known either
         let is_without_context = self.skipped.iter().any(|at| (*at..*at + 5_000).contains(&kill.logged));
         let is_in_known_group = kill.group != Group::None && !is_without_context;
-        !kill.main && !is_in_known_group && end.is_some_and(|end| end < kill.logged)
+        let is_near = next.is_some_and(|next| next.start < kill.logged + 5_000);
+        !kill.main && !is_in_known_group && is_near && end.is_some_and(|end| end < kill.logged)
     }
 
     /// Returns the reason of an end by its status alone, and that with the kills before it.
