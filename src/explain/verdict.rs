@@ -331,7 +331,7 @@ fn kill_cause<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> (Cause, Confidence, S
         _ if !main && is_just_after_start(kill, run) => Confidence::Likely,
         // a kill whose record was lost may have ended it in its place
         _ if main && run.exit.is_some_and(|exit| !exit.may_be.is_empty()) => Confidence::Likely,
-        // no runtime tells anything of it: neither its first process nor its end
+        // no runtime reports its start or exit code: that the kill ended it follows from the times alone
         _ if main
             && run.exit.is_some_and(|exit| exit.exit_code.is_none() && exit.subject.started.is_none()) =>
         {

@@ -537,6 +537,24 @@ mod tests {
     }
 
     #[test]
+    fn run_that_is_listed_again_keeps_its_peaks() {
+        let mut day = Day { table: RunPeaksTable::new(Duration::from_secs(60)), now: Timestamp::now() };
+        let (first, second) = (container('a', "train", 1.0), container('a', "train", 2.0));
+        for (running, ended, peak) in
+            [(&first, None, 700.0), (&first, Some(&first), 700.0), (&second, None, 100.0)]
+        {
+            if let Some(ended) = ended {
+                day.cycle(&[], std::slice::from_ref(ended), 0); // its runtime is away
+            }
+            let unreclaimable = if ended.is_none() { peak as u64 } else { 300 };
+            let left = (running.listed_run == 2).then(|| Arc::clone(&first));
+            let series = day.cycle(std::slice::from_ref(running), left.as_slice(), unreclaimable);
+            let found = values(&series, FamilyId::CONTAINER_MEMORY_UNRECLAIMABLE_PEAK);
+            assert_eq!(found, [(0, peak)], "run {}", running.listed_run);
+        }
+    }
+
+    #[test]
     fn peaks_of_a_run_continue_after_a_restart_of_memledger() {
         let run = container('a', "train", 1.0);
         let stored = |of: f64| StoredPeaks {

@@ -224,7 +224,7 @@ impl Reconciler {
             state.cgroup.as_ref().is_some_and(|cgroup| cgroup != outer && cgroup.starts_with(outer))
         };
         let mut inner = self.containers.iter().filter(|(id, state)| **id != count.id && is_inner(state));
-        // the growth, or an earlier part of it that others seem to explain, may be of a run inside, whose counter is gone
+        // a run inside that ended near the growth took its own counter with it: its kills may be in this growth
         let since = count.counted.earliest - COUNTER_TIMEOUT.as_secs_f64();
         let is_near = |ended: f64| (since..=count.counted.latest + CLOCK_TOLERANCE).contains(&ended);
         let has_just_ended = |run: &LedgerRun| run.ended().is_some_and(is_near);

@@ -247,7 +247,7 @@ impl Reconciler {
         self.record_run_of_group(at);
     }
 
-    /// Tells the group of a kill which run was chosen for it, and keeps what the others show for sure.
+    /// Records the run that was chosen for a kill in its group, and keeps the run of the group if a first process proves it.
     fn record_run_of_group(&mut self, at: usize) {
         let PendingKill { kill, container: Some(id), run, group: Some(group), .. } = &self.pending[at] else {
             return;
@@ -309,7 +309,7 @@ impl Reconciler {
         state.run_of_kill(&pending.happened, pending.kill.at, pid, is_explained)
     }
 
-    /// Returns the run whose first process a victim of a group is, however late it was logged.
+    /// Returns the run whose first process is this victim of a group, which may be logged some seconds after the end of that run.
     fn first_process_of_group<'a>(
         &self,
         pending: &PendingKill,
