@@ -293,9 +293,10 @@ impl Reconciler {
         if let Some(run) = self.first_process_of_group(pending, state) {
             return Some((run, true));
         }
-        let by_group = match (pending.group, &pending.container) {
-            (Some(group), Some(id)) => self.groups.run_of(group, id, pending.kill.id),
-            _ => pending.run_of_group.map_or(RunByGroup::Unknown, RunByGroup::Certain),
+        let by_group = match (pending.run_of_group, pending.group, &pending.container) {
+            (Some(run), ..) => RunByGroup::Certain(run), // also after a restart of memledger
+            (None, Some(group), Some(id)) => self.groups.run_of(group, id, pending.kill.id),
+            (None, ..) => RunByGroup::Unknown,
         };
         match by_group {
             RunByGroup::Unknown => {}
