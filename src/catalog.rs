@@ -332,7 +332,15 @@ catalog! {
         "`attempt`: restarts of the container in this pod before this one. `qos_class`: `guaranteed`, `burstable` or `besteffort`, from the path of its cgroup. `pod_source`: `api`, or `file` or `http` for a static pod. And a label for each of `--cri.pod-labels` and `--cri.pod-annotations` that the pod has. Kept as long as `memledger_container_info`.";
     CONTAINER_OWNER_INFO = Info Container "memledger_container_owner_info" ["owner"] max CONTAINERS,
         "The owner of a container, by its labels or its pod's that `--container.owner-labels` names; value 1.",
-        "`owner`: the first one of them that is set; besides, a label for each one that is set: KEY as label_KEY. No series for a container without any. Kept as long as `memledger_container_info`.";
+        "`owner`: the first one of them that is set; besides, a label for each one that is set: KEY as label_KEY. No series for a container without any. Kept as long as `memledger_container_info`, and of a container of a pod also while the kubelet has a device allocated to it.";
+    CONTAINER_DEVICE_CLAIMED = Gauge Container "memledger_container_device_claimed" ["driver", "pool", "device"] max 4_096,
+        hidden "in `ps`; the state of a GPU for a container takes it into account",
+        "1 for each device that a resource claim (DRA) of a pod gave to the container, as the kubelet lists it.",
+        "Of all drivers, also while the container does not run. Which GPU it is only its driver knows, unless its name or its CDI name has the uuid: then there is also `memledger_container_gpu_allocated`.";
+    CONTAINER_GPU_UNMATCHED = Gauge Container "memledger_container_gpu_unmatched" ["resource", "device"] max 4_096,
+        hidden "as `memledger_container_device_claimed`",
+        "1 for each GPU of a device plugin that the kubelet allocated to the container under a name that is none of the GPUs here.",
+        "Such as `GPU-UUID-1` of a plugin that shares GPUs, or a number under a renamed resource. No `memledger_container_gpu_allocated` says which GPU it is.";
     CONTAINER_START_TIME = Gauge Container "memledger_container_start_time_seconds" [] max CONTAINERS,
         "Unix time of the container's last start, from the runtime; without a runtime, the start of its oldest process.";
     CONTAINER_MEMORY_USAGE = Gauge Container "memledger_container_memory_usage_bytes" [] max CONTAINERS,
@@ -557,7 +565,7 @@ catalog! {
         "The sum over the container's processes, each the mean of NVML's own samples since the query before, at least of the last 1.5 seconds, at most 1; queried in every fifth reading, at least every 5 s, and for a new process; a process without samples was idle. Absent for GPUs of AMD, whose driver does not report it by process.";
     CONTAINER_GPU_ALLOCATED = Gauge ContainerGpu "memledger_container_gpu_allocated" [] max 4_096,
         "1 for each GPU or MIG instance allocated to the container by the kubelet or Docker, in use or not; absent where neither has it.",
-        "From the kubelet's pod-resources socket (resources nvidia.com/... and amd.com/gpu), or from the device requests of a Docker container (`--gpus`). Neither has it for NVIDIA_VISIBLE_DEVICES, or for a GPU that no driver reports.";
+        "From the kubelet's pod-resources socket (resources nvidia.com/... and amd.com/gpu, and devices of resource claims whose name has a GPU's uuid), or from the device requests of a Docker container (`--gpus`). A container of a pod has it also while it does not run: the kubelet keeps its GPU until the pod is done. A regular init container has none: the kubelet lists its GPU for a container of the same pod. Neither has it for NVIDIA_VISIBLE_DEVICES, or for a GPU that no driver reports.";
     CONTAINER_GPU_HOLDER = Gauge ContainerGpu "memledger_container_gpu_memory_holder_bytes" ["holder"] max 4_096 * 4,
         "Partition of memledger_container_gpu_memory_used_bytes by holder, from the driver and from reports of the processes.",
         "`tensors`: allocated in torch; `torch_cache`: reserved by torch's allocator and not allocated; `outside_torch`: the rest of reporting processes, such as the CUDA context and libraries; `not_reporting`: processes without the client. The first three are absent while no process reports; all are absent where they cannot be exact: see `memledger_reporter_holders_withheld_total`.";
@@ -641,7 +649,7 @@ pub const UNITS: [(&str, &str); 6] = [
 ];
 
 /// Units of counts, by the last word of the name without `_total`.
-pub const COUNT_UNITS: [(&str, &str); 37] = [
+pub const COUNT_UNITS: [(&str, &str); 39] = [
     ("ratio", "1"), // stays in the name: receivers add no suffix for a unit of 1
     ("kills", "{kill}"),
     ("unattributed", "{kill}"),
@@ -668,6 +676,8 @@ pub const COUNT_UNITS: [(&str, &str); 37] = [
     ("expected", "{gpu}"),
     ("visible", "{gpu}"),
     ("allocated", "{gpu}"),
+    ("unmatched", "{gpu}"),
+    ("claimed", "{device}"),
     ("refused", "{refusal}"),
     ("rejected", "{message}"),
     ("withheld", "{partition}"),

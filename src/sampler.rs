@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::attribute::auto_cleanup::containers_to_clean;
+use crate::attribute::gpu_allocation::AllocatedGpus;
 use crate::attribute::inside::InsideView;
 use crate::attribute::{Attribution, GpuHolders, attribute};
 use crate::catalog::*;
@@ -46,6 +47,7 @@ pub struct Sampler {
     cycle_data: CycleData,
     read_errors: ReadErrors,
     gpu_holders: GpuHolders,
+    allocated_gpus: AllocatedGpus,
     ledger: Ledger,
     dropped: Dropped,
     /// Numbers of rows and labels of the last cycle, for the capacity of the next.
@@ -87,6 +89,7 @@ impl Sampler {
             cycle_data: CycleData::default(),
             read_errors: ReadErrors::default(),
             gpu_holders: GpuHolders::default(),
+            allocated_gpus: AllocatedGpus::default(),
             ledger: Ledger::new(config.keep_ended, config.gpu.expected, shared_state),
             dropped: Dropped::new(),
             last_len: (0, 0),
@@ -157,6 +160,7 @@ impl Sampler {
         let mut containers = inventory.containers.clone();
         let running = containers.len();
         containers.extend(ended);
+        self.allocated_gpus.write(&inventory, &self.cycle_data, &mut containers, &mut series);
         let devices = self.cycle_data.gpu_devices().map(|(_, device)| device);
         let gpus = devices.chain(self.cycle_data.silent_gpus().map(|(_, device)| device));
         let gpus = gpus.map(|device| Arc::clone(&device.identity)).collect();

@@ -19,7 +19,8 @@ pub struct Snapshot {
     pub finished: Timestamp,
     /// Its samples, sorted by family, then by container and GPU.
     pub series: Series,
-    /// Containers by the number in the rows: running ones, then ended ones that are still exported.
+    /// Containers by the number in the rows: running ones, then ended ones that are still exported, then those of pods that do not
+    /// run and have a GPU allocated.
     pub containers: Vec<Arc<Container>>,
     /// The number of running containers.
     pub running: usize,

@@ -2,6 +2,8 @@
 //!
 //! No kubelet runs: the tests create sandboxes and containers as it does, under the cgroups that it would create.
 
+use std::collections::BTreeSet;
+
 use fake_nvml::{FakeNvml, MigDevice, State};
 use jiff::Timestamp;
 use memledger::config::CriSettings;
@@ -638,16 +640,18 @@ fn shows_gpus_allocated_by_the_kubelet() {
     let library = FakeNvml::install(folder.path(), &state).expect("the fake library is installed");
     let kubelet = Server::new();
     let list = "/v1.PodResourcesLister/List";
-    let allocates = |id: &str| {
-        let devices = vec![
-            Devices { resource: "nvidia.com/gpu".into(), ids: vec![id.into()] },
-            Devices { resource: "rdma/hca".into(), ids: vec!["mlx5_0".into()] },
-        ];
-        let containers = vec![ContainerDevices { name: "main".into(), devices }];
-        let pods = vec![PodDevices { pod: "train-0".into(), namespace: team.clone(), containers }];
-        kubelet.respond_with(list, &DeviceList { pods });
+    let allocates = |pods: &[(&str, &str)]| {
+        let pod = |(pod, id): &(&str, &str)| {
+            let devices = vec![
+                Devices { resource: "nvidia.com/gpu".into(), ids: vec![(*id).into()] },
+                Devices { resource: "rdma/hca".into(), ids: vec!["mlx5_0".into()] },
+            ];
+            let containers = vec![ContainerDevices { name: "main".into(), devices }];
+            PodDevices { pod: (*pod).into(), namespace: team.clone(), containers }
+        };
+        kubelet.respond_with(list, &DeviceList { pods: pods.iter().map(pod).collect() });
     };
-    allocates(uuids[1]);
+    allocates(&[("train-0", uuids[1])]);
     let socket = format!("--kubelet.pod-resources={}", kubelet.socket.display());
     let nvml = format!("--gpu.nvml-library={}", library.path().display());
     let memledger = start_memledger(&containerd, &team, &[&socket, &nvml]);
@@ -661,7 +665,7 @@ fn shows_gpus_allocated_by_the_kubelet() {
         ("nvidia5/vgpu1", uuids[0], ""),
         ("nvidia9/gi7", uuids[2], "7"),
     ] {
-        allocates(id);
+        allocates(&[("train-0", id)]);
         memledger.eventually("its allocation", |metrics| {
             let given: Vec<_> =
                 metrics.all(ALLOCATED, &[]).iter().map(|(_, labels, _)| labels.clone()).collect();
@@ -677,6 +681,65 @@ fn shows_gpus_allocated_by_the_kubelet() {
             }
         });
     }
+    let shown = |metrics: &Metrics| {
+        let pair = |labels: &Labels| [labels["k8s_pod_name"].clone(), labels["gpu_uuid"].clone()];
+        metrics.all(ALLOCATED, &[]).iter().map(|(_, labels, _)| pair(labels)).collect::<BTreeSet<_>>()
+    };
+    let has = |wanted: &[[&str; 2]]| {
+        let wanted: BTreeSet<_> = wanted.iter().map(|pair| pair.map(str::to_owned)).collect();
+        memledger.eventually("these allocations", |metrics| match shown(metrics) {
+            found if found == wanted => Ok(()),
+            found => Err(format!("{found:?}")),
+        });
+    };
+    // a pod of which nothing runs
+    allocates(&[("train-0", uuids[1]), ("pull", uuids[0])]);
+    let both = [["train-0", uuids[1]], ["pull", uuids[0]]];
+    has(&both);
+    // a kubelet that knows no pod yet
+    allocates(&[]);
+    let calls = kubelet.call_count(list);
+    eventually_true("two more responses", || kubelet.call_count(list) > calls + 1);
+    has(&both);
+    // HAMi's name, from which nobody knows the GPU
+    let name = format!("{}-1", uuids[1]);
+    allocates(&[("train-0", &name)]);
+    has(&[]);
+    memledger.eventually("the name", |metrics| {
+        let of = [("k8s_pod_name", "train-0"), ("resource", "nvidia.com/gpu"), ("device", name.as_str())];
+        metrics.try_value("memledger_container_gpu_unmatched", &of)
+    });
+}
+
+/// Containers have no names then, and no uid distinguishes a pod from its predecessor.
+#[test]
+fn nothing_is_allocated_while_the_runtime_is_unreachable() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = State::with_gpus(1);
+    let library = FakeNvml::install(folder.path(), &state).expect("the fake library is installed");
+    let runtime = folder.path().join("cri.sock");
+    drop(std::os::unix::net::UnixListener::bind(&runtime).expect("a socket without a server"));
+    let kubelet = Server::new();
+    let devices = vec![Devices { resource: "nvidia.com/gpu".into(), ids: vec![state.gpus[0].uuid.clone()] }];
+    let containers = vec![ContainerDevices { name: "main".into(), devices }];
+    let pods = vec![PodDevices { pod: "train-0".into(), namespace: "ml".into(), containers }];
+    kubelet.respond_with("/v1.PodResourcesLister/List", &DeviceList { pods });
+    let memledger = Memledger::start(&[
+        &format!("--cri.endpoint={}", runtime.display()),
+        &format!("--kubelet.pod-resources={}", kubelet.socket.display()),
+        &format!("--gpu.nvml-library={}", library.path().display()),
+        "--docker.socket=",
+        "--podman.socket=",
+    ]);
+    let began = memledger.metrics().value("memledger_snapshot_timestamp_seconds", &[]);
+    memledger.eventually("two seconds more", |metrics| {
+        let now = metrics.value("memledger_snapshot_timestamp_seconds", &[]);
+        if now > began + 2.0 { Ok(()) } else { Err(format!("{} s", now - began)) }
+    });
+    let metrics = memledger.metrics();
+    assert_eq!(metrics.all(ALLOCATED, &[]).len(), 0);
+    assert_eq!(metrics.value(UP, CRI), 0.0);
+    assert!(metrics.value("memledger_gpu_memory_total_bytes", &[]) > 0.0);
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod alerts;
 mod alone;
 mod ends;
 mod eviction;
+mod gpus;
 mod kills;
 mod last;
 mod memory;

@@ -18,6 +18,7 @@ use crate::catalog::*;
 use crate::clock::Timestamp;
 use crate::collect::process::Process;
 use crate::collect::{Context, CycleData};
+use crate::config::OwnerLabels;
 use crate::series::{Label, Series};
 
 /// A process of a container with everything known about it.
@@ -71,7 +72,6 @@ pub fn attribute(
         }
     }
     let gpus = gpu::write(context, cycle_data, series);
-    gpu_allocation::write(context, cycle_data, series);
     Attribution { processes, gpus }
 }
 
@@ -125,6 +125,14 @@ fn write_role_sums(
             let pss: u64 = of_role().filter_map(|process| process.pss_bytes).sum();
             series.container(CONTAINER_PROCESS_PSS, number as u32, [label], pss as f64);
         }
+    }
+}
+
+/// Writes the owner of a container, if it has one.
+pub fn write_owner(owners: &OwnerLabels, number: u32, series: &mut Series) {
+    if let Some((_, owner)) = owners.first() {
+        let labels = owners.iter().cloned();
+        series.container_with(CONTAINER_OWNER_INFO, number, [Label::from(owner)], labels, 1.0);
     }
 }
 

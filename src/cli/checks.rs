@@ -132,15 +132,17 @@ pub async fn run_checks(
     verbosity: Verbosity,
     driver_state: Option<&DriverState>,
 ) -> Vec<Check> {
+    let (of_gpus, gpus) = match verbosity == Verbosity::Full || driver_state.is_some() {
+        true => gpu::run_checks(config, driver_state).await,
+        false => Default::default(),
+    };
     let mut checks = vec![cgroups(config), proc_root(config)];
-    checks.extend(pods::run_checks(config, verbosity).await);
+    checks.extend(pods::run_checks(config, verbosity, &gpus).await);
     for endpoint in &config.endpoints {
         checks.extend(runtimes(endpoint, config.oom.runtime).await);
     }
     checks.extend([pid_namespace(config), ptrace()]);
-    if verbosity == Verbosity::Full || driver_state.is_some() {
-        checks.extend(gpu::run_checks(config, driver_state).await);
-    }
+    checks.extend(of_gpus);
     checks.extend([amdgpu::run_checks(config), pressure(config)]);
     checks.extend(ledger::run_checks(config, verbosity));
     if verbosity == Verbosity::Full {

@@ -88,6 +88,9 @@ fn lines(overview: &Overview) -> anyhow::Result<String> {
     for pod in &overview.pods {
         text.push_str(&line("pod", serde_json::to_value(pod)?));
     }
+    for device in &overview.other_devices {
+        text.push_str(&line("other_device", serde_json::to_value(device)?));
+    }
     Ok(text)
 }
 

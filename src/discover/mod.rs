@@ -8,6 +8,7 @@ mod cgroup_choice;
 mod cgroup_owners;
 pub mod cgroup_tree;
 pub mod cri;
+pub mod device_allocations;
 pub mod docker;
 pub mod history;
 mod path_owner;
@@ -34,6 +35,7 @@ use crate::parse::kubernetes::{Qos, qos};
 pub use crate::parse::container_id::RuntimeKind;
 pub use cgroup_owners::CgroupOwners;
 pub use cgroup_tree::{Hierarchy, Version};
+use device_allocations::AllocatedContainer;
 pub use path_owner::{CgroupMaker, PathClaim, PathOwner, owner_of_paths};
 pub use registry::{InventoryUpdate, Registry};
 pub use runtime_state::{ConnectionState, RuntimeData, RuntimeState};
@@ -257,7 +259,7 @@ pub struct Container {
     pub runtime: RuntimeKind,
     /// What it is.
     pub spec: Arc<ContainerSpec>,
-    /// GPUs allocated to it by its runtime or the kubelet: index, uuid, uuid of a MIG instance, or `all`.
+    /// GPUs allocated to it by its runtime: index, uuid, uuid of a MIG instance, or `all`.
     pub gpus: Arc<[Arc<str>]>,
     /// Unix time of the last start, if a runtime reports it.
     pub started: Option<f64>,
@@ -338,6 +340,8 @@ pub struct Inventory {
     pub containers: Vec<Arc<Container>>,
     /// Runtimes that have, or had, a socket: name and whether memledger is connected.
     pub runtimes: Vec<(RuntimeKind, bool)>,
+    /// Devices that the kubelet has allocated to containers of pods, also to those that do not run.
+    pub device_allocations: Vec<AllocatedContainer>,
     /// The commands of runs without a cgroup.
     pub commands: Vec<(ProcessId, ContainerId)>,
     /// Who can have made which cgroup; `None` without cgroups.

@@ -15,10 +15,11 @@ use std::time::Duration;
 
 use super::cgroup_choice::CgroupChoice;
 use super::cgroup_tree::{CgroupTree, ContainerCgroup};
+use super::device_allocations::{AllocatedContainer, DeviceAllocation, newest_pods, pod_of};
 use super::path_owner::is_of_kubelet;
 use super::{
     Cgroup, CgroupOwners, ConnectionState, Container, ContainerId, ContainerRecord, Identity, Inventory,
-    RuntimeKind, RuntimeState, Version,
+    RuntimeData, RuntimeKind, RuntimeState, Version,
 };
 use crate::clock::{Timestamp, is_same_start};
 use crate::config::Filter;
@@ -125,7 +126,7 @@ impl Registry {
         };
         let (mut records, mut sandboxes, mut uncertain) = (HashMap::new(), HashSet::new(), HashSet::new());
         let (mut ended_runs, mut commands) = (HashSet::new(), Vec::new());
-        let mut short_lived = Vec::new();
+        let (mut short_lived, mut device_allocations) = (Vec::new(), Vec::new());
         let mut connections = Vec::new();
         for (rank, source) in self.sources.iter().enumerate() {
             let mut state = source.lock();
@@ -140,14 +141,9 @@ impl Registry {
         }
         for (rank, source) in self.sources.iter().enumerate().rev() {
             let state = source.lock();
-            let with_gpus = |record: &ContainerRecord| {
-                let identity = record.spec.identity();
-                let gpus = state.allocations.get(&identity).unwrap_or(&record.gpus);
-                ContainerRecord { gpus: Arc::clone(gpus), ..record.clone() }
-            };
-            records
-                .extend(state.running.values().map(|record| (record.id.clone(), (rank, with_gpus(record)))));
-            sandboxes.extend(state.sandboxes.iter().cloned());
+            records.extend(state.running.values().map(|record| (record.id.clone(), (rank, record.clone()))));
+            sandboxes.extend(state.sandboxes.keys().cloned());
+            device_allocations.extend(included_allocations(&state, &self.filter));
             ended_runs.extend(state.ended_runs.iter().cloned());
             commands.extend(state.commands.iter().map(|(id, command)| (*command, id.clone())));
             uncertain.extend(state.uncertain.iter().cloned());
@@ -166,7 +162,7 @@ impl Registry {
             inventory.containers.iter().any(|container| container.id == *id && container.cgroup.is_none())
         };
         commands.retain(|(_, id)| has_no_cgroup(id));
-        inventory.commands = commands;
+        (inventory.commands, inventory.device_allocations) = (commands, device_allocations);
         let inventory = Arc::new(inventory);
         let ended = ended_since(&before, &inventory, &short_lived, &self.filter);
         let listed = ended.iter().filter(|container| container.listed_run > 0);
@@ -198,7 +194,7 @@ impl Registry {
         let is_unnamed_in_pod = |candidate: &&ContainerCgroup| {
             candidate.path.iter().any(|name| name.to_str().is_some_and(is_of_kubelet))
                 && !state.running.contains_key(&candidate.id)
-                && !state.sandboxes.contains(&candidate.id)
+                && !state.sandboxes.contains_key(&candidate.id)
         };
         let newest = tree.candidates().iter().filter(is_unnamed_in_pod).filter_map(oldest_start).max();
         let ticks_per_second = rustix::param::clock_ticks_per_second().max(1) as f64;
@@ -335,6 +331,28 @@ fn own_cgroup(candidate: &ContainerCgroup, inner: &[&Path]) -> Cgroup {
     }
 }
 
+/// Returns what the kubelet has allocated to the containers that the filter includes.
+fn included_allocations(state: &RuntimeData, filter: &Filter) -> Vec<AllocatedContainer> {
+    if state.device_allocations.is_empty() {
+        return vec![];
+    }
+    let newest = newest_pods(state.sandboxes.values());
+    let running: HashMap<Identity, bool> =
+        state.running.values().map(|record| (record.spec.identity(), record.spec.labels_match)).collect();
+    let included = |(identity, allocation): (&Identity, &Arc<DeviceAllocation>)| {
+        let sandbox = newest.get(&pod_of(identity));
+        let labels_match = running.get(identity).copied().or(sandbox.map(|sandbox| sandbox.labels_match));
+        // without a sandbox, its labels are not known
+        let labels_match = labels_match.unwrap_or_else(|| filter.labels_match(&HashMap::new()));
+        (labels_match && identity.is_included(filter)).then(|| AllocatedContainer {
+            identity: identity.clone(),
+            allocation: Arc::clone(allocation),
+            owners: sandbox.map(|sandbox| sandbox.owners.clone()).unwrap_or_default(),
+        })
+    };
+    state.device_allocations.current(&newest).filter_map(included).collect()
+}
+
 /// Marks the containers inside another shown container: their memory is part of that one's.
 fn mark_nested(containers: &mut [Container]) {
     let paths: HashSet<PathBuf> =
@@ -457,6 +475,7 @@ fn ended_since(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::discover::device_allocations::{ListedDevices, RequestState, SandboxedPod};
     use crate::discover::{ContainerSpec, Hierarchy, Pod, Version};
 
     fn record(id: char, runtime: RuntimeKind, name: &str) -> ContainerRecord {
@@ -519,6 +538,39 @@ mod tests {
     }
 
     #[test]
+    fn allocation_of_a_container_that_does_not_run_has_labels_and_owners_of_its_pod() {
+        let source = RuntimeState::new(RuntimeKind::Cri, Arc::default());
+        let pods = ["blue", "red", "new"];
+        let names = pods.map(|pod| ("ml".into(), pod.into()));
+        let identity =
+            |pod: &str| Identity { k8s_namespace: "ml".into(), k8s_pod: pod.into(), name: "main".into() };
+        let listed = ListedDevices {
+            pods: names.into(),
+            containers: pods.map(|pod| (identity(pod), Arc::default())).into(),
+        };
+        let sandbox = |pod: &str| SandboxedPod {
+            pod: Arc::new(Pod { namespace: "ml".into(), name: pod.into(), ..Pod::default() }),
+            labels_match: pod == "blue",
+            owners: vec![("team".into(), pod.into())],
+            created_at: 1,
+        };
+        let mut state = source.lock();
+        state.sandboxes = ["blue", "red"].map(|pod| (ContainerId::new(pod), sandbox(pod))).into();
+        let before = RequestState::new(state.sandboxes.values(), std::iter::empty());
+        assert!(state.device_allocations.apply(listed, &before, |_| false));
+        let included = |filter: &Filter| {
+            let found = included_allocations(&state, filter).into_iter();
+            found.map(|of| (of.identity.k8s_pod.to_string(), of.owners.len())).collect::<Vec<_>>()
+        };
+        let pair = |pod: &str, owners| (pod.to_owned(), owners);
+        assert_eq!(included(&Filter::default()), [pair("blue", 1), pair("new", 0)]);
+        let labelled = Filter { labels: vec![("team".into(), None)], ..Filter::default() };
+        assert_eq!(included(&labelled), [pair("blue", 1)], "those of the newest pod are not known yet");
+        let exclude = Some(regex::Regex::new("^ml/blue/").unwrap());
+        assert_eq!(included(&Filter { exclude, ..Filter::default() }), [pair("new", 0)]);
+    }
+
+    #[test]
     fn sandbox_listed_by_docker_is_not_a_container() {
         let folder = tempfile::tempdir().unwrap();
         let (pause, main) = ("a".repeat(64), "b".repeat(64));
@@ -532,7 +584,8 @@ mod tests {
         cri.set_connection(ConnectionState::Up);
         docker.set_connection(ConnectionState::Up);
         cri.add_running(in_pod("u", record('b', RuntimeKind::Cri, "main")));
-        cri.lock().sandboxes.insert(ContainerId::new(&pause));
+        let pod = SandboxedPod { pod: Arc::default(), labels_match: true, owners: vec![], created_at: 0 };
+        cri.lock().sandboxes.insert(ContainerId::new(&pause), pod);
         docker.add_running(record('b', RuntimeKind::Docker, "k8s_main_train-0_ml_u_0"));
         docker.add_running(record('a', RuntimeKind::Docker, "k8s_POD_train-0_ml_u_0"));
         let mut registry = Registry::new(Filter::default(), vec![cri, docker], Some(tree_at(folder.path())));

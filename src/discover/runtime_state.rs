@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::cri::pod_resources::Allocations;
+use super::device_allocations::{DeviceAllocations, SandboxedPod};
 use super::{ContainerId, ContainerRecord, RuntimeEvent, RuntimeKind};
 use crate::clock::{Timestamp, is_same_start};
 use crate::host::Waker;
@@ -63,15 +63,15 @@ pub struct RuntimeData {
     /// Those of which the runtime does not know whether they run: only a cgroup shows that they do.
     pub uncertain: HashSet<ContainerId>,
     /// Sandboxes of pods, which have a cgroup and an id but are not containers.
-    pub sandboxes: HashSet<ContainerId>,
+    pub sandboxes: HashMap<ContainerId, SandboxedPod>,
     /// Runs whose command has ended: processes that it left behind in its cgroup belong to the host.
     pub ended_runs: HashSet<ContainerId>,
     /// The commands of runs.
     pub commands: HashMap<ContainerId, ProcessId>,
     /// When the newest container of a pod that nothing names was started, in seconds since the boot.
     pub newest_unnamed_start: Option<f64>,
-    /// GPUs that the kubelet allocated to containers of pods.
-    pub allocations: Allocations,
+    /// Devices that the kubelet has allocated to containers of pods.
+    pub device_allocations: DeviceAllocations,
     /// Containers that ended since the last cycle.
     pub ended: Vec<ContainerRecord>,
     /// Events that the ledger has not read, oldest first. See [`RuntimeState::publish`].
@@ -94,11 +94,11 @@ impl RuntimeState {
             generation: 0,
             running: HashMap::new(),
             uncertain: HashSet::new(),
-            sandboxes: HashSet::new(),
+            sandboxes: HashMap::new(),
             ended_runs: HashSet::new(),
             commands: HashMap::new(),
             newest_unnamed_start: None,
-            allocations: Allocations::default(),
+            device_allocations: DeviceAllocations::default(),
             ended: vec![],
             events: VecDeque::new(),
             events_lost: 0,
@@ -265,6 +265,11 @@ impl RuntimeData {
             ConnectionState::Down => Some(false),
             ConnectionState::Starting | ConnectionState::Idle | ConnectionState::NoSocket => None,
         }
+    }
+
+    /// Returns whether a socket was ever connected.
+    pub fn was_connected(&self) -> bool {
+        self.connected_at.is_some()
     }
 
     /// Returns the sockets that are connected.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::assembler::{Assembler, RequestStart};
 use super::driver_process::{DriverProcess, QueryError};
 use super::protocol::{ChannelError, Request, Response};
-use super::types::{GpuReading, PidTrust};
+use super::types::{GpuIdentity, GpuReading, PidTrust};
 use crate::clock::Timestamp;
 use crate::config::GpuSettings;
 use crate::host::HostPaths;
@@ -26,6 +26,8 @@ pub struct NvmlProbe {
     pub named: usize,
     /// Whether their pids are pids of this host.
     pub pids: PidTrust,
+    /// The GPUs and MIG instances that answer.
+    pub devices: Vec<Arc<GpuIdentity>>,
 }
 
 /// Reads all devices once, in an NVML process that is ended afterwards. Takes at most `timeout`.
@@ -84,6 +86,7 @@ impl NvmlProbe {
             instances,
             named: reading.devices.iter().flat_map(|device| &device.processes).flatten().count(),
             pids: reading.pids,
+            devices: reading.devices.iter().map(|device| Arc::clone(&device.identity)).collect(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What the screens show: who uses RAM and VRAM now, and who is nearest to a limit. One document for `ps`, `top` and the page at `/`.
 
+mod gpus;
 pub mod history;
 pub mod table;
 
@@ -11,9 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::attribute::{ContainerProcess, Role};
 use crate::catalog::FamilyId;
 use crate::discover::RuntimeKind;
-use crate::gpu;
-use crate::series::{Label, NONE, Row};
+use crate::series::{Label, Row};
 use crate::snapshot::Snapshot;
+pub use gpus::{GpuAllocation, GpuOverview, OtherDevice};
+use gpus::{gpus, other_devices};
 use history::{Figures, Track};
 
 /// What uses the memory of this host and of its GPUs. Amounts are in bytes; what is unknown is absent.
@@ -30,6 +32,9 @@ pub struct Overview {
     /// Pods, the one that holds the most beyond its containers first, if processes were asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<PodUse>,
+    /// Devices that the kubelet allocated under other names than those of the GPUs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_devices: Vec<OtherDevice>,
     /// Runtimes that have a socket that does not respond.
     #[serde(default)]
     pub runtimes_unreachable: Vec<String>,
@@ -62,48 +67,6 @@ impl HostUse {
     /// Returns that as a share of all memory.
     pub fn used_ratio(&self) -> Option<f64> {
         Some(self.used_bytes()? / self.memory_total_bytes.filter(|total| *total > 0.0)?)
-    }
-}
-
-/// A GPU, or a MIG instance.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct GpuOverview {
-    /// Index; of a MIG instance `GPU/INSTANCE` or `GPU/INSTANCE/COMPUTE-INSTANCE`.
-    pub gpu: String,
-    /// UUID.
-    pub uuid: String,
-    /// Model.
-    pub model: Arc<str>,
-    /// All of its memory, with what the driver keeps.
-    pub memory_total_bytes: Option<f64>,
-    /// Used memory, as the driver counts it.
-    pub memory_used_bytes: Option<f64>,
-    /// Kept by the driver.
-    pub memory_reserved_bytes: Option<f64>,
-    /// Of processes outside containers.
-    pub host_processes_bytes: Option<f64>,
-    /// In use, and attributed to no process: see docs/gpu.md.
-    pub unattributed_bytes: Option<f64>,
-    /// Share of time in which it computed.
-    pub utilization_ratio: Option<f64>,
-    /// Containers that hold its memory, the largest first: name and bytes.
-    pub holders: Vec<(String, f64)>,
-}
-
-impl GpuOverview {
-    /// Returns the memory in use as a share of all.
-    pub fn used_ratio(&self) -> Option<f64> {
-        Some(self.memory_used_bytes? / self.memory_total_bytes.filter(|total| *total > 0.0)?)
-    }
-
-    /// Returns who holds its memory: containers, the largest first, then processes outside containers, and what is of nobody known.
-    pub fn all_holders(&self) -> impl Iterator<Item = (&str, f64)> {
-        let others =
-            [("host processes", self.host_processes_bytes), ("unattributed", self.unattributed_bytes)];
-        let others =
-            others.into_iter().filter_map(|(name, bytes)| Some((name, bytes.filter(|bytes| *bytes >= 1.0)?)));
-        self.holders.iter().map(|(name, bytes)| (name.as_str(), *bytes)).chain(others)
     }
 }
 
@@ -260,7 +223,15 @@ impl Overview {
         let gpus = gpus(&rows, &containers);
         containers.sort_by(|one, other| Sort::Limit.compare(one, other));
         let pods = if details == Details::Processes { pods(&rows) } else { vec![] };
-        Self { at: snapshot.finished.unix_seconds(), host, gpus, containers, pods, runtimes_unreachable }
+        Self {
+            at: snapshot.finished.unix_seconds(),
+            host,
+            gpus,
+            containers,
+            pods,
+            other_devices: other_devices(&rows),
+            runtimes_unreachable,
+        }
     }
 }
 
@@ -514,56 +485,6 @@ fn pods(rows: &Rows<'_>) -> Vec<PodUse> {
     pods
 }
 
-fn gpus(rows: &Rows<'_>, containers: &[ContainerUse]) -> Vec<GpuOverview> {
-    let of = |family| rows.by_gpu(family);
-    let (total, used) = (of(FamilyId::GPU_MEMORY_TOTAL), of(FamilyId::GPU_MEMORY_USED));
-    let (reserved, host) = (of(FamilyId::GPU_MEMORY_RESERVED), of(FamilyId::GPU_HOST_PROCESSES));
-    let (unattributed, busy) = (of(FamilyId::GPU_MEMORY_UNATTRIBUTED), of(FamilyId::GPU_UTILIZATION));
-    let mut found: Vec<GpuOverview> = rows
-        .0
-        .gpus
-        .iter()
-        .enumerate()
-        .map(|(number, identity)| GpuOverview {
-            gpu: rows.gpu_name(number as u32),
-            uuid: identity.key().to_string(),
-            model: Arc::clone(&identity.model),
-            memory_total_bytes: total[number],
-            memory_used_bytes: used[number],
-            memory_reserved_bytes: reserved[number],
-            host_processes_bytes: host[number],
-            unattributed_bytes: unattributed[number],
-            utilization_ratio: busy[number],
-            holders: vec![],
-        })
-        .collect();
-    for row in rows.0.family(FamilyId::CONTAINER_GPU_MEMORY) {
-        let Some(holder) = containers.get(row.container as usize).filter(|_| row.container != NONE) else {
-            continue;
-        };
-        add_holder(&mut found[row.gpu as usize].holders, &holder.name, row.value);
-        // a GPU that is split has what its instances hold
-        let identity = &rows.0.gpus[row.gpu as usize];
-        let is_parent = |other: &gpu::GpuIdentity| other.instance.is_none() && other.uuid == identity.uuid;
-        if identity.instance.is_some()
-            && let Some(parent) = rows.0.gpus.iter().position(|other| is_parent(other))
-        {
-            add_holder(&mut found[parent].holders, &holder.name, row.value);
-        }
-    }
-    for gpu in &mut found {
-        gpu.holders.sort_by(|one, other| other.1.total_cmp(&one.1));
-    }
-    found
-}
-
-fn add_holder(holders: &mut Vec<(String, f64)>, name: &str, bytes: f64) {
-    match holders.iter_mut().find(|(holder, _)| holder == name) {
-        Some((_, sum)) => *sum += bytes,
-        None => holders.push((name.to_owned(), bytes)),
-    }
-}
-
 fn process_list(processes: &[ContainerProcess]) -> Vec<ProcessUse> {
     let mut found: Vec<ProcessUse> = processes
         .iter()
@@ -709,5 +630,38 @@ mod tests {
         let [a, b] = overview.containers.as_slice() else { panic!("{overview:?}") };
         assert_eq!((a.gpu_bytes, a.gpus.values().sum::<f64>()), (Some(30.0 * GIB), 30.0 * GIB));
         assert_eq!(b.gpu_bytes, None, "5 GiB is not all of it");
+    }
+
+    #[test]
+    fn gpu_is_allocated_also_to_a_container_that_does_not_run() {
+        let text = |label: &str| Label::Text(label.into());
+        let mut series = Series::default();
+        for (container, gpu) in [(1, 0), (0, 0), (1, 3)] {
+            series.container_gpu(CONTAINER_GPU_ALLOCATED, container, gpu, [], 1.0);
+        }
+        series.container(CONTAINER_GPU_UNMATCHED, 0, [text("nvidia.com/gpu"), text("GPU-0-1")], 1.0);
+        series.container(
+            CONTAINER_DEVICE_CLAIMED,
+            1,
+            ["gpu.nvidia.com", "node1", "gpu\u{1b}"].map(text),
+            1.0,
+        );
+        crate::snapshot::finish(&mut series, &mut crate::snapshot::Dropped::new());
+        let mut snapshot = Snapshot::of_series(Timestamp::now(), series);
+        snapshot.containers = ["train", "ended"].map(|name| Container::in_cgroup(name, name)).into();
+        snapshot.running = 1;
+        snapshot.gpus = vec![gpu("0", None), gpu("1", None), gpu("2", None), gpu("1", Some(("7", "0")))];
+        let figures = history::Recorder::default().figures(&snapshot, None);
+        let overview = Overview::from_snapshot(&snapshot, figures, Details::None);
+        let text = table::text(&overview, 0);
+        let rows: Vec<_> = text.lines().skip_while(|line| !line.starts_with("GPU")).collect();
+        let cells: Vec<_> =
+            rows[..5].iter().map(|row| row.split("  ").last().unwrap_or_default().trim()).collect();
+        assert_eq!(cells, ["ALLOCATED TO", "*ended, train", "*ended", "-", "*ended"]);
+        assert!(rows[5].starts_with("*: it does not run"), "{text}");
+        assert_eq!(rows[8..10], ["train: nvidia.com/gpu GPU-0-1", "ended: gpu.nvidia.com node1/gpu\\u{1b}"]);
+        let json = serde_json::to_value(&overview).expect("JSON");
+        assert_eq!(json["gpus"][1]["allocated_to"][0]["running"], false);
+        assert_eq!(serde_json::from_value::<Overview>(json).expect("an overview"), overview);
     }
 }

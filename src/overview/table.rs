@@ -5,8 +5,10 @@ use std::fmt::Write;
 use super::history::EMPTY_AFTER;
 use super::{ContainerUse, GpuOverview, HostUse, ListedState, Overview, PodUse, ProcessUse};
 use crate::attribute::Role;
-use crate::text::{age, human_bytes};
+use crate::text::{age, human_bytes, sanitize_for_terminal};
 
+/// Marks a container that has a GPU and does not run.
+const NOT_RUNNING: &str = "*";
 /// What is not known.
 pub const UNKNOWN: &str = "-";
 /// Times until a limit beyond this are no forecast, in seconds.
@@ -99,13 +101,14 @@ pub const CONTAINERS: [OverviewColumn<ContainerUse>; 14] = [
 ];
 
 /// The columns of GPUs.
-pub const GPUS: [OverviewColumn<GpuOverview>; 6] = [
+pub const GPUS: [OverviewColumn<GpuOverview>; 7] = [
     GpuColumn::name("GPU", |of, _| of.gpu.clone()),
     GpuColumn::name("MODEL", |of, _| of.model.to_string()),
     GpuColumn::number("MEMORY / TOTAL", |of, _| pair(of.memory_used_bytes, of.memory_total_bytes)),
     GpuColumn::number("USED", |of, _| percent(of.used_ratio())),
     GpuColumn::number("BUSY", |of, _| percent(of.utilization_ratio)),
     GpuColumn::list("HELD BY", |of, _| held_by(of)),
+    GpuColumn::list("ALLOCATED TO", |of, _| allocated_to(of)).optional(),
 ];
 
 /// The columns of processes.
@@ -224,6 +227,19 @@ pub fn text(overview: &Overview, width: usize) -> String {
         text.push('\n');
         Cells::of(&GPUS, &overview.gpus, overview.at, width).write(&mut text);
     }
+    if overview.gpus.iter().flat_map(|gpu| &gpu.allocated_to).any(|of| !of.running) {
+        let _ = writeln!(
+            text,
+            "{NOT_RUNNING}: it does not run, and the kubelet keeps the GPU until its pod is done."
+        );
+    }
+    if !overview.other_devices.is_empty() {
+        let _ = writeln!(text, "\nAllocated by the kubelet under names of plugins and drivers:");
+        for of in &overview.other_devices {
+            let line = format!("{}: {} {}", of.container, of.source, of.device);
+            let _ = writeln!(text, "{}", sanitize_for_terminal(&line));
+        }
+    }
     let _ = writeln!(text, "\n{}", host_line(&overview.host));
     text
 }
@@ -261,6 +277,16 @@ pub fn host_line(host: &HostUse) -> String {
 fn held_by(gpu: &GpuOverview) -> String {
     let all: Vec<_> =
         gpu.all_holders().map(|(name, bytes)| format!("{name} {}", human_bytes(bytes))).collect();
+    if all.is_empty() { UNKNOWN.to_owned() } else { all.join(", ") }
+}
+
+/// Describes who has a GPU allocated.
+fn allocated_to(gpu: &GpuOverview) -> String {
+    let all: Vec<_> = gpu
+        .allocated_to
+        .iter()
+        .map(|of| format!("{}{}", if of.running { "" } else { NOT_RUNNING }, of.container))
+        .collect();
     if all.is_empty() { UNKNOWN.to_owned() } else { all.join(", ") }
 }
 

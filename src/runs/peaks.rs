@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::run_id;
 use crate::attribute::gpu::{DeviceUsage, GpuAttribution};
+use crate::attribute::write_owner;
 use crate::catalog::*;
 use crate::clock::Timestamp;
 use crate::collect::{Context, CycleData, container_memory::ContainerMemory};
@@ -196,10 +197,7 @@ impl RunPeaks {
             ];
             series.container_with(CONTAINER_POD_INFO, number, labels, pod.labels.iter().cloned(), 1.0);
         }
-        if let Some((_, owner)) = container.spec.owners.first() {
-            let owners = container.spec.owners.iter().cloned();
-            series.container_with(CONTAINER_OWNER_INFO, number, [Label::from(owner)], owners, 1.0);
-        }
+        write_owner(&container.spec.owners, number, series);
         let labels = [Label::from(&self.run), (&self.group).into(), (&self.settings).into()];
         series.container_with(
             CONTAINER_RUN_INFO,

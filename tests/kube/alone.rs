@@ -1,6 +1,6 @@
 //! Restarts of containerd, the kubelet and memledger: with no other test beside them.
 
-use super::{HOST_KILLS, INFO, KILLS, assert_text, has_ends, has_kills, on_node};
+use super::{HOST_KILLS, INFO, KILLS, assert_text, gpus, has_ends, has_kills, on_node};
 use crate::support::kube::{Node, PodContainer};
 use crate::support::{eventually, holds_in_time};
 
@@ -182,6 +182,12 @@ fn restart_of_the_kubelet_loses_nothing() {
         assert_text("doctor", &doctor, &["ok pod resources"], &["MISSING"]);
         parts_sum(node);
     });
+}
+
+/// Neither before it has its pods again, nor while the API server does not respond.
+#[test]
+fn restart_of_the_kubelet_loses_no_allocation() {
+    on_node("gpu-restart", gpus::restart_of_the_kubelet_loses_no_allocation);
 }
 
 /// Kills while memledger is down are counted at its next start.

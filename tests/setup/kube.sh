@@ -1,6 +1,6 @@
 #!/bin/bash
-# The programs of a Kubernetes node for `make test-kube`: no package of Debian 12 has them, so they are built from Go modules into
-# `kube/bin` in the cache folder, once. Nothing is installed or started: tests/kube/node.sh starts them.
+# The programs of a Kubernetes node for `make test-kube`, and the device plugin of its tests: no package of Debian 12 has them, so they are
+# built from Go modules into `kube/bin` in the cache folder, once. Nothing is installed or started: tests/kube/node.sh starts them.
 #
 # tests/kube/programs has their versions and the hashes of all modules. A newer release: change k8s.io/kubernetes and its parts in
 # go.mod (a release requires them as v0.0.0), then `go mod tidy`.
@@ -14,19 +14,25 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/lib.sh"
 cache=$(test_cache)
 folder=$cache/kube work=$cache/kube-work modules=$here/../kube/programs
-readonly PROGRAMS=(etcd kube-apiserver kube-controller-manager kube-scheduler kubelet)
+readonly PROGRAMS=(etcd kube-apiserver kube-controller-manager kube-scheduler kubelet device-plugin)
 
 module_version() { awk -v module="$1" '$1 == module && $2 ~ /^v/ { print $2; exit }' "$modules/go.mod"; }
 program_version() {
   case $1 in
     etcd) module_version go.etcd.io/etcd/server/v3 ;;
+    device-plugin) module_version k8s.io/kubelet ;;
     *) module_version k8s.io/kubernetes ;;
   esac
 }
 
-hash_modules() { cat "$modules"/go.{mod,sum} | sha256sum | cut -d' ' -f1; }
+# hash_sources PROGRAM: of what it is built from
+hash_sources() {
+  local sources=("$modules"/go.{mod,sum})
+  if [[ $1 == device-plugin ]]; then sources+=("$modules/device-plugin/main.go"); fi
+  cat "${sources[@]}" | sha256sum | cut -d' ' -f1
+}
 
-is_current() { [[ -x $folder/bin/$1 && $(cat "$folder/made-from/$1" 2>/dev/null) == "$(hash_modules)" ]]; }
+is_current() { [[ -x $folder/bin/$1 && $(cat "$folder/made-from/$1" 2>/dev/null) == "$(hash_sources "$1")" ]]; }
 
 # What a node calls itself: the API server accepts no kubelet of an unknown version.
 version_flags() {
@@ -42,9 +48,12 @@ version_flags() {
 build_program() {
   local name=$1 package=k8s.io/kubernetes/cmd/$1
   if is_current "$name"; then return; fi
-  if [[ $name == etcd ]]; then package=go.etcd.io/etcd/server/v3; fi
+  case $name in
+    etcd) package=go.etcd.io/etcd/server/v3 ;;
+    device-plugin) package=./device-plugin ;;
+  esac
   go_into "$folder/bin" "$work" -C "$modules" build -trimpath -ldflags "$(version_flags)" -o "$folder/bin/$name" "$package"
-  hash_modules >"$folder/made-from/$name"
+  hash_sources "$name" >"$folder/made-from/$name"
 }
 
 has_all() {

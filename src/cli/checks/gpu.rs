@@ -1,11 +1,12 @@
 //! Checks of the GPU driver.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Check, RESPONSE_TIMEOUT};
 use crate::config::Config;
 use crate::discover::{Hierarchy, Version};
-use crate::gpu::{self, DriverState, NvmlProbe, PidTrust};
+use crate::gpu::{self, DriverState, GpuIdentity, NvmlProbe, PidTrust};
 
 pub(super) const NAME: &str = "NVML";
 const LOST: &str = "no GPU memory";
@@ -14,8 +15,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Checks the driver; and if it responds, whether its processes can be attributed, and whether accounting mode is on.
 ///
-/// In a running `serve` the result comes from the GPU thread: all calls of the driver stay on that thread.
-pub async fn run_checks(config: &Config, driver_state: Option<&DriverState>) -> Vec<Check> {
+/// In a running `serve` the result comes from the GPU thread: all calls of the driver stay on that thread. Also returns the GPUs that answer.
+pub async fn run_checks(
+    config: &Config,
+    driver_state: Option<&DriverState>,
+) -> (Vec<Check>, Vec<Arc<GpuIdentity>>) {
     let result = match driver_state {
         Some(driver_state) => {
             tokio::time::timeout(RESPONSE_TIMEOUT, probe_of_worker(driver_state)).await.ok()
@@ -24,8 +28,8 @@ pub async fn run_checks(config: &Config, driver_state: Option<&DriverState>) -> 
     };
     let device = config.host_paths.has_device("nvidiactl") || config.host_paths.has_device("nvidia0");
     let fix = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=utility; Compose: a device reservation of driver nvidia; or set --gpu.nvml-library";
-    match result {
-        Some(Ok(probe)) => checks_of(config, &probe),
+    let checks = match result {
+        Some(Ok(probe)) => return (checks_of(config, &probe), probe.devices),
         Some(Err(error)) if device || config.gpu.library.is_some() => {
             vec![Check::bad(NAME, error, LOST, fix)]
         }
@@ -36,7 +40,8 @@ pub async fn run_checks(config: &Config, driver_state: Option<&DriverState>) -> 
             LOST,
             "check the kernel log for Xid messages; a GPU that fell off the bus needs a reboot",
         )],
-    }
+    };
+    (checks, vec![])
 }
 
 /// Waits for the probe of the GPU thread.

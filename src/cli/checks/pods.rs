@@ -3,12 +3,17 @@
 //! A value fixes what is missing. A socket that exists and fails needs something else: the fix of its error, or the usual
 //! cause of that error in a pod.
 
+use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::{Check, CheckState, RESPONSE_TIMEOUT, Verbosity};
+use crate::attribute::gpu_allocation::{is_claimed, unmatched};
 use crate::config::Config;
 use crate::discover::ConnectionState;
 use crate::discover::cri::{SocketSearch, find, pod_resources};
+use crate::discover::device_allocations::{ClaimedDevice, DeviceAllocation, ListedDevices};
+use crate::gpu::GpuIdentity;
 use crate::host::in_pod;
 
 pub(super) const NAME: &str = "cri";
@@ -80,14 +85,15 @@ pub fn advise(check: &mut Check) {
     }
 }
 
-/// Checks the kubelet's runtime and the kubelet's socket, which is not read without a runtime. A host with neither has one line.
-pub async fn run_checks(config: &Config, verbosity: Verbosity) -> Vec<Check> {
+/// Checks the kubelet's runtime and the kubelet's socket, which is not read without a runtime. A host with neither has one line. `gpus`:
+/// those of the driver.
+pub async fn run_checks(config: &Config, verbosity: Verbosity, gpus: &[Arc<GpuIdentity>]) -> Vec<Check> {
     let mut checks = vec![runtime(config).await];
     if let Some(socket) = &config.cri.pod_resources
         && !config.cri.sockets.is_empty()
         && (exists(socket) || (verbosity == Verbosity::Full && in_pod()))
     {
-        checks.push(resources(socket).await);
+        checks.push(resources(socket, gpus).await);
     }
     checks
 }
@@ -97,7 +103,7 @@ fn exists(socket: &Path) -> bool {
     socket.try_exists().unwrap_or(true)
 }
 
-async fn resources(socket: &Path) -> Check {
+async fn resources(socket: &Path, gpus: &[Arc<GpuIdentity>]) -> Check {
     const LOST: &str =
         "no memledger_container_gpu_allocated of pods: allocated idle GPUs look like free ones";
     let place = socket.display();
@@ -106,19 +112,7 @@ async fn resources(socket: &Path) -> Check {
         return Check::none(RESOURCES, format!("{NO_SOCKET} at {place}"), LOST, fix);
     }
     match tokio::time::timeout(RESPONSE_TIMEOUT, pod_resources::list_once(socket)).await {
-        Ok(Ok(allocations)) => {
-            let check =
-                Check::good(RESOURCES, format!("{place}, {} containers have GPUs", allocations.len()));
-            match pod_resources::first_unknown_device(&allocations) {
-                Some(id) => check.weaker(
-                    LOST,
-                    format!(
-                        "use a device plugin that names GPUs by uuid or index, as NVIDIA's does, or by device file, as GKE's does: this one has {id}"
-                    ),
-                ),
-                None => check,
-            }
-        }
+        Ok(Ok(listed)) => allocations(&format!("{place}, "), &listed, gpus),
         Ok(Err(error)) => {
             let found = format!("{place}: {error}");
             let fix = match found.contains(DENIED) {
@@ -136,6 +130,32 @@ async fn resources(socket: &Path) -> Check {
             "restart the kubelet",
         ),
     }
+}
+
+/// Counts the containers with devices, and apart those of which it is not known which GPU they have: that may be no fault, as of a GPU that a virtual
+/// machine has.
+fn allocations(place: &str, listed: &ListedDevices, gpus: &[Arc<GpuIdentity>]) -> Check {
+    let known = || gpus.iter().map(|gpu| &**gpu);
+    let allocations: Vec<_> = listed.containers.values().collect();
+    let count = |has: &dyn Fn(&DeviceAllocation) -> bool| allocations.iter().filter(|of| has(of)).count();
+    let of_plugins = count(&|of| !of.plugin_devices.is_empty());
+    let with_claims = count(&|of| !of.claimed_devices.is_empty());
+    let mut found = format!("{place}{of_plugins} containers have GPUs");
+    if let Some(device) = allocations.iter().find_map(|of| unmatched(of, known).next()) {
+        let count = count(&|of| unmatched(of, known).next().is_some());
+        let (resource, id) = (&device.resource, &*device.id);
+        let _ =
+            write!(found, ", {count} of them under names that are none of the GPUs here ({resource} {id:?})");
+    }
+    if with_claims > 0 {
+        let is_known = |device: &ClaimedDevice| known().any(|gpu| is_claimed(device, gpu));
+        let with_known = count(&|of| of.claimed_devices.iter().any(is_known));
+        let _ = write!(
+            found,
+            ", {with_claims} have resource claims, {with_known} of them with names of GPUs here"
+        );
+    }
+    Check::good(RESOURCES, found)
 }
 
 /// Returns the problem if there is no socket: a configured one is missing, or access is denied.
@@ -217,6 +237,8 @@ async fn runtime(config: &Config) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::discover::Identity;
+    use crate::discover::device_allocations::PluginDevice;
 
     #[test]
     fn fixes_in_a_pod_are_values_of_the_chart() {
@@ -239,8 +261,39 @@ mod tests {
         assert_eq!(well.fix, "");
     }
 
+    #[test]
+    fn containers_with_unmatched_devices_are_counted_apart() {
+        let device = |id: &str| PluginDevice { resource: "nvidia.com/gpu".into(), id: id.into() };
+        let of_plugin =
+            |id: &str| DeviceAllocation { plugin_devices: vec![device(id)], ..Default::default() };
+        let claimed = |device: &str| {
+            let (driver, pool, device) = ("gpu.nvidia.com".into(), "node1".into(), device.into());
+            let claimed_devices = vec![ClaimedDevice { driver, pool, device, cdi_names: vec![] }];
+            DeviceAllocation { claimed_devices, ..Default::default() }
+        };
+        let gpu = GpuIdentity { vendor: "nvidia", uuid: "GPU-a1".into(), ..GpuIdentity::default() };
+        let check = |given: &[DeviceAllocation]| {
+            let named = given
+                .iter()
+                .zip(0..)
+                .map(|(of, number): (_, u32)| (Identity::named(&number.to_string()), Arc::new(of.clone())));
+            let listed = ListedDevices { containers: named.collect(), ..ListedDevices::default() };
+            allocations("at S, ", &listed, &[Arc::new(gpu.clone())])
+        };
+        let all_known = check(&[of_plugin("GPU-a1"), of_plugin("GPU-a1"), claimed("gpu-a1")]);
+        let found = "at S, 2 containers have GPUs, 1 have resource claims, 1 of them with names of GPUs here";
+        assert_eq!(all_known.found, found);
+        let unknown = check(&[of_plugin("GPU-a1"), of_plugin("GPU-a1-0")]);
+        let found = "1 of them under names that are none of the GPUs here (nvidia.com/gpu \"GPU-a1-0\")";
+        assert!(unknown.found.ends_with(found), "{}", unknown.found);
+        assert_eq!((unknown.lost, unknown.fix.as_str()), ("", ""));
+        let claim = check(&[claimed("gpu-0")]);
+        let found = "1 have resource claims, 0 of them with names of GPUs here";
+        assert!(claim.found.ends_with(found), "{}", claim.found);
+    }
+
     async fn checks_with_chart_fixes(config: &Config) -> Vec<Check> {
-        let mut checks = run_checks(config, Verbosity::Full).await;
+        let mut checks = run_checks(config, Verbosity::Full, &[]).await;
         checks.iter_mut().for_each(advise);
         checks
     }
@@ -274,7 +327,7 @@ mod tests {
         let flags = ["--cri.endpoint=", &format!("--kubelet.pod-resources={}", socket.path().display())];
         let command = crate::config::arguments(clap::Command::new("memledger").no_binary_name(true));
         let config = Config::load(&command.try_get_matches_from(flags).unwrap()).unwrap();
-        let checks = run_checks(&config, Verbosity::Full).await;
+        let checks = run_checks(&config, Verbosity::Full, &[]).await;
         assert_eq!(checks.len(), 1, "{checks:?}");
         assert!(checks[0].found.contains("--kubelet.pod-resources"), "{checks:?}");
     }

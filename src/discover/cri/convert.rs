@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::messages::{Container, ContainerStatusResponse, PodSandbox};
 use super::unix_seconds;
 use crate::config::{CriSettings, Filter, merged};
+use crate::discover::device_allocations::SandboxedPod;
 use crate::discover::{ContainerRecord, ContainerSpec, Pod, RuntimeKind};
 use crate::text::bounded;
 
@@ -27,6 +28,8 @@ const SANDBOX_NAME: &str = "POD";
 pub struct Sandbox {
     /// Without an attempt number: only containers have one.
     pub pod: Pod,
+    /// Nanoseconds since 1970.
+    created_at: i64,
     /// All its labels, for `--container.label`.
     labels: HashMap<String, String>,
 }
@@ -58,7 +61,7 @@ impl Sandbox {
             labels,
             ..Pod::default()
         };
-        Some(Self { pod, labels: sandbox.labels })
+        Some(Self { pod, created_at: sandbox.created_at, labels: sandbox.labels })
     }
 
     /// Returns what its pause process is, for the ledger.
@@ -68,6 +71,16 @@ impl Sandbox {
             pod: Some(Arc::new(self.pod.clone())),
             labels_match: filter.labels_match(&self.labels),
             ..ContainerSpec::default()
+        }
+    }
+
+    /// Returns the pod that it is of.
+    pub fn sandboxed_pod(&self, filter: &Filter) -> SandboxedPod {
+        SandboxedPod {
+            pod: Arc::new(self.pod.clone()),
+            labels_match: filter.labels_match(&self.labels),
+            owners: filter.owners(&self.labels),
+            created_at: self.created_at,
         }
     }
 }

@@ -79,7 +79,7 @@ mod tests {
         fn invariants_hold_for_any_response_and_its_prefixes(name in text(), id in text(), labels in map(), annotations in map(),
             info in map(), attempt: u32, at: i64, end: proptest::sample::Index) {
             let metadata = PodSandboxMetadata { name: name.clone(), uid: id.clone(), namespace: name.clone() };
-            let pod = PodSandbox { id: id.clone(), metadata: Some(metadata), labels: labels.clone(), annotations };
+            let pod = PodSandbox { id: id.clone(), created_at: 0, metadata: Some(metadata), labels: labels.clone(), annotations };
             let container = Container { id, metadata: Some(ContainerMetadata { name, attempt }), labels, created_at: at, ..Container::default() };
             let status = ContainerStatus { started_at: at, finished_at: at, ..ContainerStatus::default() };
             for bytes in [

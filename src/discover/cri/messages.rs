@@ -50,6 +50,9 @@ pub struct PodSandbox {
     /// Identifies the pod.
     #[prost(message, optional, tag = "2")]
     pub metadata: Option<PodSandboxMetadata>,
+    /// Nanoseconds since 1970.
+    #[prost(int64, tag = "4")]
+    pub created_at: i64,
     /// The pod's labels, and the kubelet's own.
     #[prost(map = "string, string", tag = "5")]
     pub labels: HashMap<String, String>,

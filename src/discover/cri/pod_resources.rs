@@ -1,16 +1,14 @@
-//! GPUs that the kubelet allocated to each container, from its pod-resources socket (`v1`). The socket is optional, and all
-//! calls are read-only.
+//! GPUs and other devices that the kubelet has allocated to each container, from its pod-resources socket (`v1`). The socket is
+//! optional, and all calls are read-only.
 //!
-//! Only resources of the device plugins of NVIDIA, with its MIG strategies, and AMD are read. AMD's device ids are addresses on the
-//! PCI bus, or names of partitions such as `amdgpu_xcp_1`, which match no device. NVIDIA's device ids are the driver's own uuids (or
-//! its index, if the plugin is configured so). A time-sliced device has `::NUMBER` after its id. GKE's own plugin names device
-//! files ([`DeviceFile`]), with `/vgpuNUMBER` after a shared one. A name of another form matches no device and is logged
-//! ([`first_unknown_device`]). Not here: dynamic resource allocation, whose device names only its driver understands.
+//! Of device plugins only GPUs of NVIDIA, with its MIG strategies, and of AMD are read ([`is_gpu`]). AMD's device ids are addresses on the
+//! PCI bus, or names of partitions such as `amdgpu_xcp_1`, which match no device. NVIDIA's plugin uses the driver's own uuids,
+//! for a shared device with `::NUMBER` after it. GKE's own plugin names device files ([`DeviceFile`]), with `/vgpuNUMBER` after a shared one.
+//! Devices of resource claims (dynamic resource allocation) have the names that their driver gives them. Which name is which GPU is decided
+//! where the GPUs are known ([`crate::attribute::gpu_allocation`]).
 //!
-//! The kubelet reports the name of a pod and not its uid. So a pod that is re-created under its name keeps the allocation of its
-//! predecessor until the next response. While the kubelet does not respond, allocations of such pods are dropped.
+//! Regular init containers are not in the list: their devices are listed for a container of the same pod.
 
-use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,20 +17,19 @@ use prost::Message;
 
 use super::client::{CriClient, CriError};
 use crate::clock::Timestamp;
-use crate::discover::{ContainerId, ContainerRecord, Identity, RuntimeData, RuntimeState};
+use crate::discover::device_allocations::{
+    ClaimedDevice, DeviceAllocation, ListedDevices, PluginDevice, RequestState,
+};
+use crate::discover::{ConnectionState, Identity, RuntimeData, RuntimeState};
 use crate::host::Health;
 use crate::text::bounded;
 
 /// Interval of lists.
 const LIST_INTERVAL: Duration = Duration::from_secs(5);
-/// Prefixes of the resources.
-const RESOURCE_PREFIXES: [&str; 2] = ["nvidia.com/", "amd.com/gpu"];
-/// Prefixes of those whose device ids may be indices. KubeVirt's resources are named after the model, such as
-/// `nvidia.com/GA102GL_A10`, and their ids are IOMMU groups.
-const INDEXED_PREFIXES: [&str; 2] = ["nvidia.com/gpu", "nvidia.com/mig-"];
-
-/// GPUs allocated to each container, by identity.
-pub type Allocations = HashMap<Identity, Arc<[Arc<str>]>>;
+/// How often it is checked, before the first list, whether the runtime has listed its pods.
+const RUNTIME_POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Prefix of resources whose names anyone can choose: renamed ones, those of KubeVirt, but also network adapters.
+const NVIDIA_PREFIX: &str = "nvidia.com/";
 
 #[derive(Clone, PartialEq, Message)]
 struct ListRequest {}
@@ -59,6 +56,8 @@ struct ContainerResources {
     name: String,
     #[prost(message, repeated, tag = "2")]
     devices: Vec<ContainerDevices>,
+    #[prost(message, repeated, tag = "5")]
+    dynamic_resources: Vec<DynamicResource>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -69,45 +68,110 @@ struct ContainerDevices {
     device_ids: Vec<String>,
 }
 
-/// Lists the allocations once.
+/// A resource claim.
+#[derive(Clone, PartialEq, Message)]
+struct DynamicResource {
+    #[prost(message, repeated, tag = "4")]
+    claim_resources: Vec<ClaimResource>,
+}
+
+/// A device of a claim.
+#[derive(Clone, PartialEq, Message)]
+struct ClaimResource {
+    #[prost(message, repeated, tag = "1")]
+    cdi_devices: Vec<CdiDevice>,
+    #[prost(string, tag = "2")]
+    driver_name: String,
+    #[prost(string, tag = "3")]
+    pool_name: String,
+    #[prost(string, tag = "4")]
+    device_name: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct CdiDevice {
+    #[prost(string, tag = "1")]
+    name: String,
+}
+
+/// Lists the allocated devices once.
 ///
 /// # Errors
 /// The kubelet does not respond, or access is denied.
-pub async fn list_once(socket: &Path) -> Result<Allocations, CriError> {
+pub async fn list_once(socket: &Path) -> Result<ListedDevices, CriError> {
     let client = CriClient::connect(socket).await?;
     list(&client).await
 }
 
-async fn list(client: &CriClient) -> Result<Allocations, CriError> {
+async fn list(client: &CriClient) -> Result<ListedDevices, CriError> {
     let response: ListResponse = client.call("/v1.PodResourcesLister/List", ListRequest {}).await?;
-    Ok(parse_allocations(response))
+    Ok(parse_response(response))
 }
 
-fn parse_allocations(response: ListResponse) -> Allocations {
-    let mut allocations = Allocations::new();
+fn parse_response(response: ListResponse) -> ListedDevices {
+    let mut listed = ListedDevices::default();
     for pod in response.pods {
+        let (k8s_namespace, k8s_pod) = (bounded(&pod.namespace), bounded(&pod.name));
         for container in &pod.containers {
-            let is_gpu = |name: &str| RESOURCE_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
-            let gpus = container.devices.iter().filter(|devices| is_gpu(&devices.resource_name));
-            let ids = gpus.flat_map(|devices| {
-                let is_indexed =
-                    INDEXED_PREFIXES.iter().any(|prefix| devices.resource_name.starts_with(prefix));
-                devices.device_ids.iter().filter(move |id| is_indexed || number(device(id)).is_none())
-            });
-            let mut ids: Vec<_> = ids.map(|id| bounded(device(id))).collect();
-            ids.sort();
-            ids.dedup();
-            if !ids.is_empty() {
-                let identity = Identity {
-                    k8s_namespace: bounded(&pod.namespace),
-                    k8s_pod: bounded(&pod.name),
-                    name: bounded(&container.name),
-                };
-                allocations.insert(identity, ids.into());
+            let allocation = parse_container(container);
+            if allocation != DeviceAllocation::default() {
+                let name = bounded(&container.name);
+                let (k8s_namespace, k8s_pod) = (Arc::clone(&k8s_namespace), Arc::clone(&k8s_pod));
+                let identity = Identity { k8s_namespace, k8s_pod, name };
+                listed.containers.insert(identity, Arc::new(allocation));
             }
         }
+        listed.pods.insert((k8s_namespace, k8s_pod));
     }
-    allocations
+    listed
+}
+
+/// Returns whether a device of a plugin is a GPU: network adapters of `nvidia.com/...` have addresses on the PCI bus or names of interfaces. vGPUs
+/// have uuids without a prefix.
+fn is_gpu(resource: &str, id: &str) -> bool {
+    let has_gpu_name = || {
+        let is_prefixed = id.starts_with("GPU-") || id.starts_with("MIG-");
+        is_prefixed || number(id).is_some() || is_uuid(id) || DeviceFile::read(id).is_some()
+    };
+    PluginDevice::is_of_gpus(resource) || (resource.starts_with(NVIDIA_PREFIX) && has_gpu_name())
+}
+
+/// Returns true for a uuid without a prefix.
+pub(crate) fn is_uuid(text: &str) -> bool {
+    has_hex_parts(text, &['-'], [8, 4, 4, 4, 12])
+}
+
+/// Returns whether a text has hexadecimal numbers of these lengths.
+pub(crate) fn has_hex_parts<const N: usize>(text: &str, separators: &[char], lengths: [usize; N]) -> bool {
+    let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(part.len());
+    text.split(separators).map(digits).eq(lengths.map(Some))
+}
+
+fn parse_container(container: &ContainerResources) -> DeviceAllocation {
+    let mut plugin_devices = Vec::new();
+    for ContainerDevices { resource_name, device_ids } in &container.devices {
+        let resource = bounded(resource_name);
+        let gpus = device_ids.iter().map(|id| device(id)).filter(|id| is_gpu(resource_name, id));
+        plugin_devices
+            .extend(gpus.map(|id| PluginDevice { resource: Arc::clone(&resource), id: bounded(id) }));
+    }
+    let of_claims = container.dynamic_resources.iter().flat_map(|claim| &claim.claim_resources);
+    let mut claimed_devices: Vec<_> = of_claims
+        .map(|of| ClaimedDevice {
+            driver: bounded(&of.driver_name),
+            pool: bounded(&of.pool_name),
+            device: bounded(&of.device_name),
+            cdi_names: of.cdi_devices.iter().map(|cdi| bounded(&cdi.name)).collect(),
+        })
+        .collect();
+    plugin_devices.sort();
+    plugin_devices.dedup();
+    claimed_devices.sort();
+    // two requests of a claim, and two claims, can share a device
+    claimed_devices.dedup_by(|one, other| {
+        (&one.driver, &one.pool, &one.device) == (&other.driver, &other.pool, &other.device)
+    });
+    DeviceAllocation { plugin_devices, claimed_devices }
 }
 
 /// Strips the suffix of a shared device from its id.
@@ -142,96 +206,43 @@ impl<'a> DeviceFile<'a> {
 }
 
 /// Returns the text if it consists of digits only.
-fn number(text: &str) -> Option<&str> {
+pub(crate) fn number(text: &str) -> Option<&str> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then_some(text)
 }
 
-/// Returns true for an address such as `0000:03:00.0`.
-fn is_pci_address(id: &str) -> bool {
-    let digits = id
-        .split([':', '.'])
-        .map(|part| part.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(part.len()));
-    id.len() == "0000:03:00.0".len() && digits.eq([4, 2, 2, 1].map(Some))
-}
-
-/// Returns the first name of an unknown form.
-pub fn first_unknown_device(allocations: &Allocations) -> Option<&str> {
-    let is_known = |id: &str| {
-        let is_own = id.starts_with("GPU-") || id.starts_with("MIG-");
-        is_own || number(id).is_some() || DeviceFile::read(id).is_some() || is_pci_address(id)
-    };
-    allocations.values().flat_map(|ids| ids.iter()).map(|id| &**id).find(|id| !is_known(id))
-}
-
-/// State at the kubelet's last response.
-#[derive(Debug)]
-struct LastResponse {
-    /// Unix time of the request.
-    at: f64,
-    /// Containers that existed then, with an unknown start time.
-    without_start: HashSet<ContainerId>,
-}
-
-impl LastResponse {
-    fn new(running: &HashMap<ContainerId, ContainerRecord>, at: f64) -> Self {
-        let without_start = running.values().filter(|record| record.started.is_none());
-        Self { at, without_start: without_start.map(|record| record.id.clone()).collect() }
-    }
-
-    /// Returns whether the response may be about an earlier container with the same name.
-    fn may_be_older_than(&self, record: &ContainerRecord) -> bool {
-        match record.started {
-            Some(started) => started > self.at && !self.without_start.contains(&record.id),
-            None => !self.without_start.contains(&record.id),
-        }
-    }
-}
-
-/// Drops the allocations of containers that started after the kubelet's last response: they belong to an earlier container
-/// with the same name. Returns whether there was any.
-fn drop_stale<'a>(
-    allocations: &mut Allocations,
-    running: impl IntoIterator<Item = &'a ContainerRecord>,
-    last_response: &LastResponse,
-) -> bool {
-    let before = allocations.len();
-    for record in running {
-        if last_response.may_be_older_than(record) {
-            allocations.remove(&record.spec.identity());
-        }
-    }
-    allocations.len() < before
-}
-
-/// Polls the kubelet for ever. While it does not respond, allocations are kept, except those of containers that started since.
+/// Polls the kubelet for ever, once the runtime has listed its pods: without it neither names nor uids of containers are known. While the kubelet
+/// does not respond, what it listed last is kept.
 pub async fn follow(socket: PathBuf, source: Arc<RuntimeState>) {
     let mut client = None;
-    let (mut health, mut has_logged_device) = (Health::default(), false);
-    let mut last_response = None;
+    let mut health = Health::default();
+    let mut has_responded = false;
     loop {
-        let request_state = LastResponse::new(&source.lock().running, Timestamp::now().unix_seconds());
-        if socket.exists() || last_response.is_some() {
+        let (was_connected, connection) = {
+            let state = source.lock();
+            (state.was_connected(), state.connection)
+        };
+        match connection {
+            _ if was_connected => break,
+            ConnectionState::Starting => tokio::time::sleep(RUNTIME_POLL_INTERVAL).await,
+            _ => tokio::time::sleep(LIST_INTERVAL).await, // no runtime of pods here, so far
+        }
+    }
+    loop {
+        if socket.exists() || has_responded {
+            let before = source.lock().request_state();
             match list_reconnecting(&mut client, &socket).await {
-                Ok(allocations) => {
+                Ok(listed) => {
                     health.recovered();
-                    last_response = Some(request_state);
-                    if let Some(id) = first_unknown_device(&allocations)
-                        .filter(|_| !std::mem::replace(&mut has_logged_device, true))
-                    {
-                        tracing::warn!(%id, "unknown device name from the device plugin: its GPU allocations are missing (logged once)");
-                    }
-                    let mut state = source.lock();
-                    if state.allocations != allocations {
-                        state.allocations = allocations;
-                        state.generation += 1;
-                    }
+                    has_responded = true;
+                    source.lock().apply_devices(listed, &before);
                 }
                 Err(error) => {
                     client = None;
-                    if let Some(last_response) = &last_response {
-                        let RuntimeData { allocations, running, generation, .. } = &mut *source.lock();
-                        *generation += u64::from(drop_stale(allocations, running.values(), last_response));
-                    }
+                    let mut state = source.lock();
+                    let now = state.request_state();
+                    let RuntimeData { device_allocations, generation, .. } = &mut *state;
+                    *generation += u64::from(device_allocations.apply_failure(&now));
+                    drop(state);
                     if health.failed(Timestamp::now()) {
                         tracing::warn!(socket = %socket.display(), %error, "listing GPU allocations of the kubelet failed, retrying");
                     }
@@ -242,62 +253,47 @@ pub async fn follow(socket: PathBuf, source: Arc<RuntimeState>) {
     }
 }
 
-async fn list_reconnecting(client: &mut Option<CriClient>, socket: &Path) -> Result<Allocations, CriError> {
+impl RuntimeData {
+    fn request_state(&self) -> RequestState {
+        RequestState::new(self.sandboxes.values(), self.running.values())
+    }
+
+    fn apply_devices(&mut self, listed: ListedDevices, before: &RequestState) {
+        let Self { device_allocations, running, generation, .. } = self;
+        let has_changed = device_allocations.apply(listed, before, |id| running.contains_key(id));
+        *generation += u64::from(has_changed);
+    }
+}
+
+async fn list_reconnecting(client: &mut Option<CriClient>, socket: &Path) -> Result<ListedDevices, CriError> {
     if client.is_none() {
         *client = Some(CriClient::connect(socket).await?);
     }
     match client {
         Some(client) => list(client).await,
-        None => Ok(Allocations::new()),
+        None => Ok(ListedDevices::default()),
     }
 }
 
-/// For [`super::invariants`]: allocations are bounded, unique and not empty.
+/// For [`super::invariants`]: what is listed is bounded, unique and not empty.
 #[cfg(any(test, fuzzing))]
 pub(super) fn check_invariants(bytes: &[u8]) {
-    let allocations = ListResponse::decode(bytes).map(parse_allocations).unwrap_or_default();
-    for (identity, ids) in &allocations {
-        assert!(!ids.is_empty() && ids.is_sorted_by(|a, b| a < b), "{ids:?}");
-        assert!(ids.iter().all(|id| id.chars().count() <= 256 && !id.contains("::")), "{ids:?}");
-        assert!(identity.name.chars().count() <= 256);
+    let listed = ListResponse::decode(bytes).map(parse_response).unwrap_or_default();
+    for (identity, allocation) in &listed.containers {
+        let DeviceAllocation { plugin_devices, claimed_devices } = &**allocation;
+        assert!(!plugin_devices.is_empty() || !claimed_devices.is_empty());
+        assert!(plugin_devices.is_sorted_by(|a, b| a < b), "{plugin_devices:?}");
+        assert!(claimed_devices.is_sorted_by(|a, b| a < b), "{claimed_devices:?}");
+        let is_bounded = |text: &str| text.chars().count() <= 256;
+        assert!(plugin_devices.iter().all(|of| is_bounded(&of.id) && !of.id.contains("::")));
+        assert!(claimed_devices.iter().all(|of| is_bounded(&of.device)));
+        assert!(is_bounded(&identity.name));
     }
-    let _ = first_unknown_device(&allocations);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::discover::{ContainerSpec, Pod, RuntimeKind};
-
-    fn given_to(pod: &str, ids: &[&str]) -> Allocations {
-        let identity = Identity { k8s_namespace: "ml".into(), k8s_pod: pod.into(), name: "main".into() };
-        Allocations::from([(identity, ids.iter().map(|id| Arc::from(*id)).collect())])
-    }
-
-    #[test]
-    fn recognizes_device_names_of_the_plugins_only() {
-        assert_eq!(
-            first_unknown_device(&given_to(
-                "a",
-                &["0", "GPU-b", "MIG-c", "nvidia0", "nvidia12/gi7", "0000:c3:00.0"]
-            )),
-            None
-        );
-        for id in [
-            "nvidia",
-            "nvidia0/",
-            "nvidia0/gi",
-            "nvidia0/ci1",
-            "nvidiactl",
-            "card0",
-            "0000:03:00",
-            "0000.03:00.00",
-            "amdgpu_xcp_1",
-            "",
-        ] {
-            assert_eq!(first_unknown_device(&given_to("a", &["GPU-b", id])), Some(id), "{id}");
-        }
-    }
 
     #[test]
     fn strips_suffix_of_shared_device() {
@@ -313,45 +309,23 @@ mod tests {
     }
 
     #[test]
-    fn re_created_pod_loses_allocation_of_its_predecessor() {
-        let pod = Pod { namespace: "ml".into(), name: "train-0".into(), uid: "u".into(), ..Pod::default() };
-        let labels = HashMap::new();
-        let labelled = ContainerSpec::labelled(["main", ""], &labels, &crate::config::Filter::default());
-        let record = ContainerRecord::new(
-            "a",
-            RuntimeKind::Cri,
-            ContainerSpec { pod: Some(Arc::new(pod)), ..labelled },
-        );
-        let mut record = ContainerRecord { started: Some(50.0), ..record };
-        let mut allocations = given_to("train-0", &["GPU-b"]);
-        allocations.extend(given_to("train-1", &["GPU-c"]));
-        let last_response = |running: &[&ContainerRecord]| {
-            let running = running.iter().map(|record| (record.id.clone(), (*record).clone()));
-            LastResponse::new(&running.collect(), 100.0)
-        };
-        let without = last_response(&[]);
-        assert!(!drop_stale(&mut allocations, [&record], &without), "it ran at the last response");
-        record.started = Some(150.0);
-        assert!(drop_stale(&mut allocations, [&record], &without));
-        assert_eq!(allocations, given_to("train-1", &["GPU-c"]));
-        // its start time is unknown
-        record.started = None;
-        allocations = given_to("train-0", &["GPU-b"]);
-        assert!(
-            !drop_stale(&mut allocations, [&record], &last_response(&[&record])),
-            "it existed at the last response"
-        );
-        assert!(drop_stale(&mut allocations, [&record], &without));
-    }
-
-    #[test]
-    fn reads_only_gpus_and_shared_ones_once() {
+    fn reads_gpus_of_plugins_shared_ones_once_and_all_devices_of_claims() {
         let devices = |resource: &str, ids: &[&str]| ContainerDevices {
             resource_name: resource.into(),
             device_ids: ids.iter().map(|id| id.to_string()).collect(),
         };
-        let container = |name: &str, devices| ContainerResources { name: name.into(), devices };
-        let allocations = parse_allocations(ListResponse {
+        let claimed = |device: &str| ClaimResource {
+            cdi_devices: vec![CdiDevice { name: format!("k8s.gpu.nvidia.com/device={device}") }],
+            driver_name: "gpu.nvidia.com".into(),
+            pool_name: "node1".into(),
+            device_name: device.into(),
+        };
+        let container = |name: &str, devices, claimed| ContainerResources {
+            name: name.into(),
+            devices,
+            dynamic_resources: vec![DynamicResource { claim_resources: claimed }],
+        };
+        let listed = parse_response(ListResponse {
             pods: vec![PodResources {
                 name: "train-0".into(),
                 namespace: "ml".into(),
@@ -361,18 +335,36 @@ mod tests {
                         vec![
                             devices("nvidia.com/gpu.shared", &["GPU-b::1", "GPU-b::0"]),
                             devices("nvidia.com/mig-1g.5gb", &["MIG-a"]),
-                            devices("nvidia.com/GA102GL_A10", &["13"]), // an IOMMU group of KubeVirt
                             devices("rdma/hca", &["mlx5_0"]),
+                            devices("nvidia.com/hostdev", &["0000:03:00.1"]),
+                            devices("nvidia.com/mlnxnics", &["ens1f0"]),
+                            devices("nvidia.com/gpudirect", &["0000:03:00.2"]),
+                            devices("nvidia.com/GRID_T4-1Q", &["00000001-aaaa-4bbb-8ccc-dddddddddddd"]),
+                            devices("nvidia.com/a100", &["5", "GPU-c"]),
                             devices("amd.com/gpu", &["0000:03:00.0"]),
                         ],
+                        vec![claimed("gpu-5"), claimed("gpu-5")],
                     ),
-                    container("log", vec![]),
+                    container("log", vec![], vec![]),
                 ],
             }],
         });
-        let identity =
-            Identity { k8s_namespace: "ml".into(), k8s_pod: "train-0".into(), name: "main".into() };
-        let wanted: Arc<[Arc<str>]> = Arc::from(["0000:03:00.0".into(), "GPU-b".into(), "MIG-a".into()]);
-        assert_eq!(allocations, Allocations::from([(identity, wanted)]));
+        assert!(listed.pods.contains(&("ml".into(), "train-0".into())));
+        let [(identity, allocation)] = &listed.containers.iter().collect::<Vec<_>>()[..] else {
+            panic!("{listed:?}")
+        };
+        assert_eq!(identity.to_string(), "ml/train-0/main");
+        let found = allocation.plugin_devices.iter().map(|of| (&*of.resource, &*of.id));
+        let wanted = [
+            ("amd.com/gpu", "0000:03:00.0"),
+            ("nvidia.com/GRID_T4-1Q", "00000001-aaaa-4bbb-8ccc-dddddddddddd"),
+            ("nvidia.com/a100", "5"),
+            ("nvidia.com/a100", "GPU-c"),
+            ("nvidia.com/gpu.shared", "GPU-b"),
+            ("nvidia.com/mig-1g.5gb", "MIG-a"),
+        ];
+        assert!(found.eq(wanted), "{allocation:?}");
+        let found = allocation.claimed_devices.iter().map(|of| [&*of.driver, &*of.pool, &*of.device]);
+        assert!(found.eq([["gpu.nvidia.com", "node1", "gpu-5"]]), "{allocation:?}");
     }
 }

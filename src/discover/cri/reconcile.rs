@@ -211,7 +211,7 @@ impl<'a> CriReconciler<'a> {
     fn apply_sandboxes(&mut self, now: Timestamp) {
         let ids: HashSet<_> = self.pods.keys().map(|id| ContainerId::new(id)).collect();
         let mut state = self.source.lock();
-        if state.sandboxes == ids {
+        if state.sandboxes.len() == ids.len() && ids.iter().all(|id| state.sandboxes.contains_key(id)) {
             return;
         }
         let event = |id: ContainerId, named: Option<Arc<ContainerSpec>>, what: EventKind| {
@@ -219,13 +219,15 @@ impl<'a> CriReconciler<'a> {
             RuntimeEvent { runtime: RuntimeKind::Cri, socket, id, at: now.unix_seconds(), named, what }
         };
         let all = self.pods.iter().map(|(id, sandbox)| (ContainerId::new(id), sandbox));
-        let new = all.filter(|(id, _)| !state.sandboxes.contains(id));
+        let new = all.filter(|(id, _)| !state.sandboxes.contains_key(id));
         let new =
             new.map(|(id, sandbox)| event(id, Some(Arc::new(sandbox.spec(self.filter))), EventKind::Sandbox));
-        let removed = state.sandboxes.difference(&ids);
+        let removed = state.sandboxes.keys().filter(|id| !ids.contains(*id));
         let removed = removed.map(|id| event(id.clone(), None, EventKind::SandboxRemoved));
         let runtime_events: Vec<_> = new.chain(removed).collect();
-        state.sandboxes = ids;
+        let pods = self.pods.iter();
+        state.sandboxes =
+            pods.map(|(id, sandbox)| (ContainerId::new(id), sandbox.sandboxed_pod(self.filter))).collect();
         state.generation += 1;
         drop(state);
         self.source.publish(runtime_events);
