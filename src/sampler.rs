@@ -36,6 +36,8 @@ const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Cycles that may panic in a row.
 const MAX_FAILED_CYCLES: u32 = 10;
+/// Names of the collectors of GPU figures.
+const GPU_COLLECTORS: [&str; 2] = ["gpu", crate::gpu::amdgpu::NAME];
 
 /// The state that is kept from cycle to cycle.
 pub struct Sampler {
@@ -152,8 +154,9 @@ impl Sampler {
             reporter.stats().write(&mut series);
         }
         let attributing = tracing::info_span!("attribute").entered();
-        let attribution = attribute(&context, &self.cycle_data, &mut self.gpu_holders, &mut series);
-        self.inside.write(&context, &self.cycle_data, &attribution.gpus.processes, &mut series);
+        let mut attribution = attribute(&context, &self.cycle_data, &mut self.gpu_holders, &mut series);
+        attribution.inside =
+            self.inside.write(&context, &self.cycle_data, &attribution.gpus.processes, &mut series);
         self.clean_up(now, &attribution);
         drop(attributing);
         let ended = self.ledger.record_cycle(&context, &ended, &self.cycle_data, &attribution, &mut series);
@@ -249,6 +252,7 @@ fn run_collector(collector: &mut dyn Collector, context: &Context<'_>, output: &
         output.series.rollback(mark);
     }
     if outcome != CollectOutcome::NotPresent {
+        output.cycle_data.has_gpu_source |= GPU_COLLECTORS.contains(&collector.name());
         let success = f64::from(u8::from(outcome == CollectOutcome::Ok));
         output.series.global(COLLECTOR_SUCCESS, [name.clone()], success);
         let duration = collector.background().unwrap_or_else(|| Timestamp::now().since(began));

@@ -91,8 +91,23 @@ pub struct GpuAttribution {
     pub raced: Vec<Arc<str>>,
     /// Processes on the devices of the newest readings, largest memory first.
     pub processes: Vec<DeviceProcess>,
+    /// Use of the devices by containers.
+    pub containers: Vec<ContainerGpuUse>,
     /// Usage samples since the previous cycle.
     pub held: Vec<DeviceUsage>,
+}
+
+/// Use of one device by one container.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ContainerGpuUse {
+    /// Number of the container.
+    pub container: u32,
+    /// Number of the device.
+    pub gpu: u32,
+    /// Memory of its processes, if all of it is reported.
+    pub used: Option<u64>,
+    /// Share of time in which a kernel of them ran.
+    pub busy: Option<f64>,
 }
 
 /// One process on one device.
@@ -243,10 +258,12 @@ fn write_holders(
     let mut attributed = 0;
     for (container, share) in shares {
         series.container_gpu(CONTAINER_GPU_PROCESSES, container, gpu, [], share.processes as f64);
-        if let Some(busy) = share.busy {
-            // the processes' means are of different windows
-            series.container_gpu(CONTAINER_GPU_UTILIZATION, container, gpu, [], busy.min(1.0));
+        // the processes' means are of different windows
+        let busy = share.busy.map(|busy| busy.min(1.0));
+        if let Some(busy) = busy {
+            series.container_gpu(CONTAINER_GPU_UTILIZATION, container, gpu, [], busy);
         }
+        result.containers.push(ContainerGpuUse { container, gpu, used: share.bytes, busy });
         if let Some(bytes) = share.bytes {
             series.container_gpu(CONTAINER_GPU_MEMORY, container, gpu, [], bytes as f64);
             attributed += bytes;

@@ -14,7 +14,7 @@ use crate::clock::Timestamp;
 use crate::collect::{Context, CycleData};
 use crate::host::process::ProcessId;
 use crate::reporter::message::{TorchMemory, normalized_uuid};
-use crate::reporter::reports::{ContainerReports, DeviceUuid, OperationMemory, ReportingProcess, Reports};
+use crate::reporter::reports::{ContainerReports, DeviceUuid, ReportingProcess, Reports};
 use crate::series::{Label, NONE, Series};
 
 /// Maximum time between a sample of a process and the driver's reading with which it is combined. Both are taken once a second,
@@ -44,6 +44,15 @@ const WITHHELD: [(Withheld, &str); 4] = [
 #[derive(Debug, Default)]
 pub struct InsideView {
     withheld: [u64; WITHHELD.len()],
+}
+
+/// What the programs of containers report of their GPUs, in one cycle.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct InsideFigures {
+    /// Memory of torch by container, GPU and local rank.
+    pub torch: Vec<((u32, u32, u8), TorchMemory)>,
+    /// Out-of-memory errors of torch by container and GPU.
+    pub ooms: Vec<((u32, u32), u64)>,
 }
 
 /// The GPU memory of one container on one GPU by holder, in bytes.
@@ -96,15 +105,16 @@ fn only(mut values: impl Iterator<Item = u32>) -> Option<u32> {
 }
 
 impl InsideView {
-    /// Writes the series of one cycle. `processes` are those of the driver's readings.
+    /// Writes the series of one cycle, and returns what of them is by GPU. `processes` are those of the driver's readings.
     pub fn write(
         &mut self,
         context: &Context<'_>,
         cycle_data: &CycleData,
         processes: &[DeviceProcess],
         series: &mut Series,
-    ) {
-        let Some(reports) = &cycle_data.reports else { return };
+    ) -> InsideFigures {
+        let mut figures = InsideFigures::default();
+        let Some(reports) = &cycle_data.reports else { return figures };
         let gpus = GpuIndex::new(cycle_data, processes);
         series.global(REPORTER_CONNECTIONS, [], reports.processes.len() as f64);
         self.write_partitions(cycle_data, reports, &gpus, series);
@@ -116,11 +126,12 @@ impl InsideView {
                 let number = number as u32;
                 let members =
                     reports.processes.iter().filter(|(_, process)| process.container == container.id);
-                write_torch(context.now, number, members, &gpus, series);
-                write_counts(number, of, &gpus, series);
+                write_torch(context.now, number, members, &gpus, &mut figures, series);
+                write_counts(number, of, &gpus, &mut figures, series);
                 write_operations(number, of, series);
             }
         }
+        figures
     }
 
     fn write_partitions(
@@ -213,6 +224,7 @@ fn write_torch<'a>(
     container: u32,
     members: impl Iterator<Item = (&'a ProcessId, &'a ReportingProcess)>,
     gpus: &GpuIndex<'_>,
+    figures: &mut InsideFigures,
     series: &mut Series,
 ) {
     let mut sums: BTreeMap<(u32, u8), TorchMemory> = BTreeMap::new();
@@ -239,6 +251,7 @@ fn write_torch<'a>(
                 series.container_gpu(family, container, gpu, [Label::Number(rank.into())], bytes as f64);
             }
         }
+        figures.torch.push(((container, gpu, rank), memory));
     }
 }
 
@@ -255,7 +268,13 @@ fn sum_of(first: &TorchMemory, second: &TorchMemory) -> TorchMemory {
 }
 
 /// Writes the counters of a container.
-fn write_counts(container: u32, reports: &ContainerReports, gpus: &GpuIndex<'_>, series: &mut Series) {
+fn write_counts(
+    container: u32,
+    reports: &ContainerReports,
+    gpus: &GpuIndex<'_>,
+    figures: &mut InsideFigures,
+    series: &mut Series,
+) {
     let mut failures: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for (uuid, counts) in &reports.failures {
         let of_container = gpus.processes.iter().filter(|on| on.container == container);
@@ -268,6 +287,7 @@ fn write_counts(container: u32, reports: &ContainerReports, gpus: &GpuIndex<'_>,
     for (gpu, (ooms, retries)) in failures {
         series.container_gpu(CONTAINER_TORCH_OOMS, container, gpu, [], ooms as f64);
         series.container_gpu(CONTAINER_TORCH_RETRIES, container, gpu, [], retries as f64);
+        figures.ooms.push(((container, gpu), ooms));
     }
     for (rank, progress) in &reports.progress {
         let rank = Label::Number((*rank).into());
@@ -278,15 +298,14 @@ fn write_counts(container: u32, reports: &ContainerReports, gpus: &GpuIndex<'_>,
     }
 }
 
-/// Writes the memory of each component and operation: that of the rank with the most.
+/// Writes the memory of each component and operation.
 fn write_operations(container: u32, reports: &ContainerReports, series: &mut Series) {
-    for ((component, operation), ranks) in &reports.operations {
-        let most = |of: fn(&OperationMemory) -> Option<u64>| ranks.values().filter_map(of).max();
+    for ((component, operation), memory) in reports.operations() {
         for (family, bytes) in [
-            (CONTAINER_OPERATION_ALLOCATED, most(|memory| memory.allocated)),
-            (CONTAINER_OPERATION_ALLOCATED_PEAK, most(|memory| memory.allocated_peak)),
-            (CONTAINER_OPERATION_RESERVED, most(|memory| memory.reserved)),
-            (CONTAINER_OPERATION_RSS, most(|memory| memory.rss)),
+            (CONTAINER_OPERATION_ALLOCATED, memory.allocated),
+            (CONTAINER_OPERATION_ALLOCATED_PEAK, memory.allocated_peak),
+            (CONTAINER_OPERATION_RESERVED, memory.reserved),
+            (CONTAINER_OPERATION_RSS, memory.rss),
         ] {
             if let Some(bytes) = bytes {
                 series.container(family, container, [component.into(), operation.into()], bytes as f64);

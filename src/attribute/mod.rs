@@ -47,6 +47,8 @@ pub struct Attribution {
     pub processes: Vec<ContainerProcess>,
     /// Attribution of the GPU readings.
     pub gpus: gpu::GpuAttribution,
+    /// What programs report of their GPUs.
+    pub inside: inside::InsideFigures,
 }
 
 /// Attributes the data of one cycle and writes the resulting samples.
@@ -72,7 +74,7 @@ pub fn attribute(
         }
     }
     let gpus = gpu::write(context, cycle_data, series);
-    Attribution { processes, gpus }
+    Attribution { processes, gpus, ..Attribution::default() }
 }
 
 /// Returns false for a process whose command line should have been read long ago: it hangs, and so its role is unknown.

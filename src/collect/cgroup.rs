@@ -507,6 +507,7 @@ impl Collector for Cgroups {
         self.host_swap = output.cycle_data.free_swap;
         self.watch.begin_cycle(context.now);
         output.cycle_data.memory.clear();
+        output.cycle_data.cpu.clear();
         let mut before = std::mem::replace(
             &mut self.containers,
             HashMap::with_capacity(context.inventory.containers.len()),
@@ -544,7 +545,9 @@ impl Collector for Cgroups {
                 }
                 read += 1;
             }
-            output.cycle_data.memory.push(reading.map(|(memory, _)| memory));
+            let (memory, times) = reading.unzip();
+            output.cycle_data.memory.push(memory);
+            output.cycle_data.cpu.push(times.flatten());
         }
         self.pods.write(output.series);
         self.end_cycle(context.inventory, output.cycle_data);

@@ -24,6 +24,11 @@ pub struct CpuTimes {
 }
 
 impl CpuTimes {
+    /// Returns the time in user mode and in the kernel.
+    pub fn total(&self) -> Option<f64> {
+        self.user.into_iter().chain(self.system).reduce(|one, other| one + other)
+    }
+
     /// Writes the series of the container with this number.
     pub fn write(&self, container: u32, series: &mut Series) {
         for (mode, seconds) in [("user", self.user), ("system", self.system)] {

@@ -6,7 +6,7 @@
 
 pub mod cgroup;
 mod cgroup_limits;
-mod container_cpu;
+pub mod container_cpu;
 pub mod container_memory;
 mod pod_memory;
 mod amdgpu;
@@ -50,6 +50,8 @@ pub struct Context<'a> {
 pub struct CycleData {
     /// Memory of each container, by its number; `None` if its cgroup is gone or does not exist yet.
     pub memory: Vec<Option<container_memory::ContainerMemory>>,
+    /// CPU times of each container, by its number; `None` as for [`CycleData::memory`].
+    pub cpu: Vec<Option<container_cpu::CpuTimes>>,
     /// Used bytes, if they are known, and total ones of each container's `/dev/shm`, by its number, also of one that containers share; `None` if it has
     /// none of its own.
     pub shm: Vec<Option<(Option<u64>, u64)>>,
@@ -71,12 +73,15 @@ pub struct CycleData {
     pub gpu_samples: Vec<gpu::GpuSample>,
     /// Reports of processes from inside; `None` if none are received.
     pub reports: Option<Reports>,
+    /// A collector of GPU figures found a GPU, or failed where there should be one.
+    pub has_gpu_source: bool,
 }
 
 impl CycleData {
     /// Clears the data of the previous cycle, so that a failing collector leaves nothing stale.
     pub fn begin(&mut self) {
         self.memory.clear();
+        self.cpu.clear();
         self.shm.clear();
         self.memory_complete = false;
         self.cgroup_files = 0;
@@ -85,6 +90,7 @@ impl CycleData {
         self.gpus.clear();
         self.gpu_samples.clear();
         self.reports = None;
+        self.has_gpu_source = false;
     }
 
     /// Adds the reading of a GPU source. Returns the number of its first device in the rows of this cycle; its other

@@ -8,7 +8,7 @@ use super::exchange::{
     ContainerFigures, CycleReport, GpuProcessUse, GpuUse, GpuUser, LedgerFigures, SharedState, SourceName,
 };
 use crate::events::{CudaOomSource, ExitReason, GpuError, OTHER_PROCESSES, UsageSample};
-use crate::runs::sample::{ReportingRank, samples};
+use crate::runs::sample::samples;
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
 
 use crate::attribute::{Attribution, Role};
@@ -20,12 +20,8 @@ use crate::gpu::GpuDevice;
 use crate::gpu_state::peaks::GpuPeaks;
 use crate::gpu_state::xid_dedup::XidDedup;
 use crate::gpu_state::xids::{ReportedXid, XidCounts};
-use crate::reporter::reports::Reports;
 use crate::runs::peaks::RunPeaksTable;
-use crate::series::{Label, Series};
-
-/// Names of the collectors of GPU figures.
-const GPU_COLLECTORS: [&str; 2] = ["gpu", crate::gpu::amdgpu::NAME];
+use crate::series::Series;
 
 /// The cycle's half of the ledger.
 #[derive(Debug)]
@@ -81,7 +77,7 @@ impl Ledger {
             }
         }
         self.publish_gpu_errors(context, cycle_data, xids);
-        self.publish_cycle(context, cycle_data, attribution, series);
+        self.publish_cycle(context, cycle_data, attribution);
         let mut shown = self.containers.write(context, series);
         if let Some(figures) = self.shared_state.figures(context.now) {
             write_host(&figures, series);
@@ -112,13 +108,7 @@ impl Ledger {
     }
 
     /// Publishes the data of this cycle to the ledger service.
-    fn publish_cycle(
-        &self,
-        context: &Context<'_>,
-        cycle_data: &CycleData,
-        attribution: &Attribution,
-        series: &Series,
-    ) {
+    fn publish_cycle(&self, context: &Context<'_>, cycle_data: &CycleData, attribution: &Attribution) {
         let running = &context.inventory.containers;
         let mut containers = vec![ContainerUsage::default(); running.len()];
         for (number, usage) in containers.iter_mut().enumerate() {
@@ -129,13 +119,8 @@ impl Ledger {
             usage.run_id = self.containers.run_id(&running[number].id);
             usage.pss_missing = Some(cycle_data.pss.missing(&running[number].id));
         }
-        for (usage, sample) in std::iter::zip(&mut containers, samples(running.len(), cycle_data, series)) {
+        for (usage, sample) in std::iter::zip(&mut containers, samples(context, cycle_data, attribution)) {
             usage.run = sample;
-        }
-        let has_gpu = has_gpu_source(series);
-        containers.iter_mut().for_each(|usage| usage.run.host_has_gpu = Some(has_gpu));
-        if let Some(reports) = &cycle_data.reports {
-            add_reports(&mut containers, running, reports);
         }
         let all = (0..running.len()).flat_map(|number| cycle_data.processes.of(number));
         for (process, attributed) in std::iter::zip(all, &attribution.processes) {
@@ -164,38 +149,10 @@ impl Ledger {
             at: context.now,
             inventory: Arc::clone(context.inventory),
             containers: containers.into_iter().map(Arc::new).collect(),
-            host_memory: host_memory(series),
+            host_memory: cycle_data.host.map(|host| (host.total, host.available)),
             gpus: gpu_uses(context, cycle_data, attribution),
         });
     }
-}
-
-/// Adds what programs reported from inside to the usage of their containers.
-fn add_reports(containers: &mut [ContainerUsage], running: &[Arc<Container>], reports: &Reports) {
-    let numbers: HashMap<_, _> = (0_usize..).zip(running).map(|(number, of)| (&of.id, number)).collect();
-    for (id, process) in &reports.processes {
-        let Some(number) = numbers.get(&process.container) else { continue };
-        let run = &mut containers[*number].run;
-        let forgotten = reports.containers.get(&process.container).and_then(|of| of.peaks_forgotten);
-        run.peaks_forgotten = run.peaks_forgotten.max(forgotten);
-        let reporting = ReportingRank { rank: process.rank, start_ticks: id.start_ticks, pid: id.pid };
-        if !process.settings.is_empty() && run.settings_of.is_none_or(|other| reporting < other) {
-            (run.settings, run.settings_of) = (process.settings.clone(), Some(reporting));
-        }
-    }
-}
-
-/// Returns whether a collector of GPU figures found a GPU, or failed where there should be one.
-fn has_gpu_source(series: &Series) -> bool {
-    let is_of_gpu = |label: &Label| matches!(label, Label::Fixed(name) if GPU_COLLECTORS.contains(name));
-    let mut rows = series.rows().iter().filter(|row| row.family == FamilyId::COLLECTOR_SUCCESS);
-    rows.any(|row| series.labels(row).iter().any(is_of_gpu))
-}
-
-/// Returns the host's total and available memory of this cycle.
-fn host_memory(series: &Series) -> Option<(u64, u64)> {
-    let value = |family| series.rows().iter().find(|row| row.family == family).map(|row| row.value as u64);
-    value(FamilyId::HOST_MEMORY_TOTAL).zip(value(FamilyId::HOST_MEMORY_AVAILABLE))
 }
 
 /// Returns who holds memory of each GPU.

@@ -70,6 +70,22 @@ pub struct ContainerReports {
     counted: Vec<(ProcessId, ProcessTotals)>,
 }
 
+impl ContainerReports {
+    /// Returns the memory of each component and operation: each figure is that of the rank with the most.
+    pub fn operations(&self) -> impl Iterator<Item = (&(Arc<str>, Arc<str>), OperationMemory)> {
+        self.operations.iter().map(|(names, ranks)| {
+            let most = |of: fn(&OperationMemory) -> Option<u64>| ranks.values().filter_map(of).max();
+            let memory = OperationMemory {
+                allocated: most(|memory| memory.allocated),
+                allocated_peak: most(|memory| memory.allocated_peak),
+                reserved: most(|memory| memory.reserved),
+                rss: most(|memory| memory.rss),
+            };
+            (names, memory)
+        })
+    }
+}
+
 /// Counts of one local rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrainingProgress {

@@ -1,16 +1,16 @@
-//! What one cycle adds to the records of runs, taken from the series of that cycle: a record has the values that the metrics
-//! had.
+//! What one cycle adds to the records of runs: the values that its metrics have, from where those come from.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::catalog::FamilyId;
+use crate::attribute::Attribution;
 use crate::clock::Timestamp;
-use crate::collect::CycleData;
+use crate::collect::{Context, CycleData};
+use crate::host::process::ProcessId;
 use crate::parse::process::ArgumentSettings;
-use crate::series::{Label, Row, Series};
+use crate::reporter::reports::{ContainerReports, OperationMemory, ReportingProcess};
 
 /// Maximum number of operations of a container.
 pub const MAX_OPERATIONS: usize = 64;
@@ -64,6 +64,27 @@ impl RunSample {
             self.arguments = Some((age, Arc::clone(settings)));
         }
     }
+
+    /// Adds what the programs of the container report.
+    fn add_reports(&mut self, reports: &ContainerReports) {
+        self.peaks_forgotten = reports.peaks_forgotten;
+        self.steps = reports.progress.values().map(|progress| progress.steps).max().map(|steps| steps as f64);
+        for samples in reports.progress.values().filter_map(|progress| progress.samples) {
+            add(&mut self.samples, Some(samples));
+            self.ranks_with_samples += 1;
+        }
+        let operations = reports.operations().filter(|(_, memory)| *memory != OperationMemory::default());
+        let operations = operations.map(|(names, memory)| (names.clone(), OperationSample::from(&memory)));
+        self.operations = operations.take(MAX_OPERATIONS).collect();
+    }
+
+    /// Adds the settings that a process reports: those of the first rank count.
+    fn add_settings(&mut self, id: ProcessId, process: &ReportingProcess) {
+        let reporting = ReportingRank { rank: process.rank, start_ticks: id.start_ticks, pid: id.pid };
+        if !process.settings.is_empty() && self.settings_of.is_none_or(|other| reporting < other) {
+            (self.settings, self.settings_of) = (process.settings.clone(), Some(reporting));
+        }
+    }
 }
 
 /// The values of one container on one GPU.
@@ -98,162 +119,155 @@ pub struct OperationSample {
     pub rss_bytes: Option<f64>,
 }
 
-/// Returns the samples of the first `containers` containers of a cycle.
-pub fn samples(containers: usize, cycle_data: &CycleData, series: &Series) -> Vec<RunSample> {
-    let gpus: Vec<Arc<str>> =
-        cycle_data.gpu_devices().map(|(_, device)| Arc::clone(device.identity.key())).collect();
-    let mut of_gpu = vec![RunGpuSample::default(); gpus.len()];
-    let mut samples = vec![RunSample::default(); containers];
-    for row in series.rows() {
-        if let Some(gpu) = of_gpu.get_mut(row.gpu as usize)
-            && row.container == crate::series::NONE
-        {
-            add_gpu(gpu, row);
-        } else if let Some(sample) = samples.get_mut(row.container as usize) {
-            match gpus.get(row.gpu as usize) {
-                Some(uuid) => add_container_gpu(sample, uuid, row),
-                None => add_container(sample, row, series.labels(row)),
-            }
+impl From<&OperationMemory> for OperationSample {
+    fn from(memory: &OperationMemory) -> Self {
+        let float = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
+        Self {
+            torch_allocated_bytes: float(memory.allocated),
+            torch_allocated_peak_bytes: float(memory.allocated_peak),
+            torch_reserved_bytes: float(memory.reserved),
+            rss_bytes: float(memory.rss),
         }
     }
-    for sample in &mut samples {
-        for (uuid, gpu) in &mut sample.gpus {
-            let Some(whole) = gpus.iter().position(|key| key == uuid).map(|at| of_gpu[at]) else { continue };
-            gpu.total_bytes = whole.total_bytes;
-            gpu.utilization = gpu.utilization.or(whole.utilization);
+}
+
+/// Returns the samples of the running containers of a cycle, by number.
+pub fn samples(context: &Context<'_>, cycle_data: &CycleData, attribution: &Attribution) -> Vec<RunSample> {
+    let containers = &context.inventory.containers;
+    let host_has_gpu = Some(cycle_data.has_gpu_source);
+    let mut samples = vec![RunSample { host_has_gpu, ..RunSample::default() }; containers.len()];
+    for (sample, cpu) in std::iter::zip(&mut samples, &cycle_data.cpu) {
+        sample.cpu_seconds = cpu.and_then(|times| times.total());
+    }
+    add_gpus(&mut samples, cycle_data, attribution);
+    if let Some(reports) = &cycle_data.reports {
+        for (sample, container) in std::iter::zip(&mut samples, containers) {
+            if let Some(of) = reports.containers.get(&container.id) {
+                sample.add_reports(of);
+            }
+        }
+        let numbers: HashMap<_, _> =
+            containers.iter().map(|container| &container.id).zip(0_usize..).collect();
+        for (id, process) in &reports.processes {
+            if let Some(number) = numbers.get(&process.container) {
+                samples[*number].add_settings(*id, process);
+            }
         }
     }
     samples
 }
 
-fn add_gpu(gpu: &mut RunGpuSample, row: &Row) {
-    match row.family {
-        FamilyId::GPU_MEMORY_TOTAL => gpu.total_bytes = Some(row.value),
-        FamilyId::GPU_UTILIZATION => gpu.utilization = Some(row.value),
-        _ => {}
-    }
-}
-
-fn add_container_gpu(sample: &mut RunSample, uuid: &Arc<str>, row: &Row) {
-    if row.family == FamilyId::CONTAINER_TORCH_OOMS {
-        add(&mut sample.torch_ooms, row.value);
-    }
-    let families = [
-        FamilyId::CONTAINER_GPU_MEMORY,
-        FamilyId::CONTAINER_GPU_UTILIZATION,
-        FamilyId::CONTAINER_TORCH_ALLOCATED,
-        FamilyId::CONTAINER_TORCH_RESERVED,
-        FamilyId::CONTAINER_TORCH_ALLOCATED_PEAK,
-        FamilyId::CONTAINER_TORCH_RESERVED_PEAK,
-    ];
-    if !families.contains(&row.family) {
-        return;
-    }
-    let gpu = sample.gpus.entry(Arc::clone(uuid)).or_default();
-    match row.family {
-        FamilyId::CONTAINER_GPU_MEMORY => gpu.used_bytes = Some(row.value),
-        FamilyId::CONTAINER_GPU_UTILIZATION => gpu.utilization = Some(row.value),
-        FamilyId::CONTAINER_TORCH_ALLOCATED => add(&mut gpu.torch_allocated_bytes, row.value),
-        FamilyId::CONTAINER_TORCH_RESERVED => add(&mut gpu.torch_reserved_bytes, row.value),
-        FamilyId::CONTAINER_TORCH_ALLOCATED_PEAK => raise(&mut gpu.torch_allocated_peak_bytes, row.value),
-        FamilyId::CONTAINER_TORCH_RESERVED_PEAK => raise(&mut gpu.torch_reserved_peak_bytes, row.value),
-        _ => {}
-    }
-}
-
-fn add_container(sample: &mut RunSample, row: &Row, labels: &[Label]) {
-    match row.family {
-        FamilyId::CONTAINER_CPU => add(&mut sample.cpu_seconds, row.value),
-        FamilyId::CONTAINER_STEPS => raise(&mut sample.steps, row.value),
-        FamilyId::CONTAINER_SAMPLES => {
-            add(&mut sample.samples, row.value);
-            sample.ranks_with_samples += 1;
+/// Adds what containers use of GPUs, by the driver and by reports of programs.
+fn add_gpus(samples: &mut [RunSample], cycle_data: &CycleData, attribution: &Attribution) {
+    let devices: Vec<_> = cycle_data.gpu_devices().map(|(_, device)| device).collect();
+    let key = |gpu: u32| Arc::clone(devices[gpu as usize].identity.key());
+    for known in &attribution.gpus.containers {
+        if known.used.is_some() || known.busy.is_some() {
+            let sample = samples[known.container as usize].gpus.entry(key(known.gpu)).or_default();
+            (sample.used_bytes, sample.utilization) = (known.used.map(|bytes| bytes as f64), known.busy);
         }
-        FamilyId::CONTAINER_OPERATION_ALLOCATED
-        | FamilyId::CONTAINER_OPERATION_ALLOCATED_PEAK
-        | FamilyId::CONTAINER_OPERATION_RESERVED
-        | FamilyId::CONTAINER_OPERATION_RSS => {
-            let [Label::Text(component), Label::Text(operation)] = labels else { return };
-            let key = (Arc::clone(component), Arc::clone(operation));
-            if sample.operations.len() >= MAX_OPERATIONS && !sample.operations.contains_key(&key) {
-                return;
-            }
-            let values = sample.operations.entry(key).or_default();
-            match row.family {
-                FamilyId::CONTAINER_OPERATION_ALLOCATED => values.torch_allocated_bytes = Some(row.value),
-                FamilyId::CONTAINER_OPERATION_ALLOCATED_PEAK => {
-                    values.torch_allocated_peak_bytes = Some(row.value);
-                }
-                FamilyId::CONTAINER_OPERATION_RESERVED => values.torch_reserved_bytes = Some(row.value),
-                _ => values.rss_bytes = Some(row.value),
-            }
+    }
+    for ((container, gpu, _), memory) in &attribution.inside.torch {
+        let is_reported =
+            [memory.alloc, memory.res, memory.alloc_peak, memory.res_peak].iter().any(Option::is_some);
+        if is_reported {
+            let sample = samples[*container as usize].gpus.entry(key(*gpu)).or_default();
+            add(&mut sample.torch_allocated_bytes, memory.alloc);
+            add(&mut sample.torch_reserved_bytes, memory.res);
+            raise(&mut sample.torch_allocated_peak_bytes, memory.alloc_peak);
+            raise(&mut sample.torch_reserved_peak_bytes, memory.res_peak);
         }
-        _ => {}
+    }
+    for ((container, _), ooms) in &attribution.inside.ooms {
+        add(&mut samples[*container as usize].torch_ooms, Some(*ooms));
+    }
+    for sample in samples {
+        for (key, gpu) in &mut sample.gpus {
+            let Some(device) = devices.iter().find(|device| device.identity.key() == key) else { continue };
+            gpu.total_bytes = device.memory.total.map(|bytes| bytes as f64);
+            gpu.utilization = gpu.utilization.or(device.health.utilization);
+        }
     }
 }
 
-fn add(sum: &mut Option<f64>, value: f64) {
-    *sum = Some(sum.unwrap_or(0.0) + value);
+/// Adds to a sum, which is that of the values that are known.
+fn add(sum: &mut Option<f64>, value: Option<u64>) {
+    *sum = value.map(|value| sum.unwrap_or(0.0) + value as f64).or(*sum);
 }
 
-fn raise(most: &mut Option<f64>, value: f64) {
-    *most = Some(most.map_or(value, |most| most.max(value)));
+fn raise(most: &mut Option<f64>, value: Option<u64>) {
+    let value = value.map(|value| value as f64);
+    *most = most.map_or(value, |most| Some(value.map_or(most, |value| value.max(most))));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::{self, Family};
-    use crate::clock::Timestamp;
+    use crate::attribute::gpu::{ContainerGpuUse, GpuAttribution};
+    use crate::attribute::inside::InsideFigures;
+    use crate::collect::container_cpu::CpuTimes;
+    use crate::discover::{Container, Inventory};
     use crate::gpu::{GpuDevice, GpuReading};
-
-    fn two_gpus() -> CycleData {
-        let devices = vec![GpuDevice::with_ids("0", "GPU-a"), GpuDevice::with_ids("1", "GPU-b")];
-        let reading = GpuReading::of_devices(Timestamp::now(), devices);
-        CycleData { gpus: vec![Arc::new(reading)], ..CycleData::default() }
-    }
+    use crate::host::HostPaths;
+    use crate::reporter::message::TorchMemory;
+    use crate::reporter::reports::{Reports, TrainingProgress};
 
     /// A training of two ranks on two GPUs, and a neighbour on one of them.
     #[test]
-    fn series_become_the_values_of_their_container() {
-        let mut series = Series::default();
-        let rank = |rank: u64| [Label::Number(rank)];
-        for gpu in [0, 1] {
-            series.gpu(catalog::GPU_MEMORY_TOTAL, gpu, [], 12.0);
-            series.gpu(catalog::GPU_UTILIZATION, gpu, [], 0.25);
-            series.container_gpu(catalog::CONTAINER_GPU_MEMORY, 0, gpu, [], 5.0 + f64::from(gpu));
+    fn figures_become_the_values_of_their_container() {
+        let now = Timestamp::now();
+        let mut devices = [GpuDevice::with_ids("0", "GPU-a"), GpuDevice::with_ids("1", "GPU-b")];
+        for device in &mut devices {
+            device.memory.total = Some(12);
+            device.health.utilization = Some(0.25);
         }
-        // the driver says the share of one container on the first GPU alone
-        series.container_gpu(catalog::CONTAINER_GPU_UTILIZATION, 0, 0, [], 0.75);
-        series.container_gpu(catalog::CONTAINER_GPU_MEMORY, 1, 0, [], 2.0);
-        let two_ranks: [(Family<catalog::ContainerGpu, 1>, [f64; 2]); 4] = [
-            (catalog::CONTAINER_TORCH_ALLOCATED, [1.0, 2.0]),
-            (catalog::CONTAINER_TORCH_RESERVED, [3.0, 4.0]),
-            (catalog::CONTAINER_TORCH_ALLOCATED_PEAK, [5.0, 4.5]),
-            (catalog::CONTAINER_TORCH_RESERVED_PEAK, [6.0, 7.0]),
-        ];
-        for (family, values) in two_ranks {
-            for (number, value) in (0..).zip(values) {
-                series.container_gpu(family, 0, 0, rank(number), value);
-            }
-        }
-        series.container_gpu(catalog::CONTAINER_TORCH_OOMS, 0, 0, [], 1.0);
-        series.container_gpu(catalog::CONTAINER_TORCH_OOMS, 0, 1, [], 2.0);
-        for (number, steps) in [(0, 100.0), (1, 101.0)] {
-            series.container(catalog::CONTAINER_STEPS, 0, rank(number), steps);
-            series.container(catalog::CONTAINER_SAMPLES, 0, rank(number), 3200.0);
-        }
-        series.container(catalog::CONTAINER_CPU, 0, ["user".into()], 10.0);
-        series.container(catalog::CONTAINER_CPU, 0, ["system".into()], 2.0);
-        let labels = || [Label::Text("model".into()), Label::Text("forward".into())];
-        series.container(catalog::CONTAINER_OPERATION_ALLOCATED, 0, labels(), 1.0);
-        series.container(catalog::CONTAINER_OPERATION_RSS, 0, labels(), 9.0);
+        let mut reports = Reports::default();
+        let containers = vec![Container::in_cgroup("a", "a"), Container::in_cgroup("b", "b")];
+        let of = reports.containers.entry(containers[0].id.clone()).or_default();
+        of.progress = [(0, 100), (1, 101)]
+            .map(|(rank, steps)| (rank, TrainingProgress { steps, samples: Some(3200) }))
+            .into();
+        let memory = OperationMemory { allocated: Some(1), rss: Some(9), ..OperationMemory::default() };
+        of.operations = [(("model".into(), "forward".into()), [(0, memory)].into())].into();
+        let cycle_data = CycleData {
+            gpus: vec![Arc::new(GpuReading::of_devices(now, devices.into()))],
+            cpu: vec![Some(CpuTimes { user: Some(10.0), system: Some(2.0), throttled: Some(5.0) }), None],
+            reports: Some(reports),
+            has_gpu_source: true,
+            ..CycleData::default()
+        };
+        let used = |container, gpu, used, busy| ContainerGpuUse { container, gpu, used: Some(used), busy };
+        let torch = |alloc, res, alloc_peak, res_peak| TorchMemory {
+            alloc: Some(alloc),
+            res: Some(res),
+            alloc_peak: Some(alloc_peak),
+            res_peak: Some(res_peak),
+            ..TorchMemory::default()
+        };
+        let attribution = Attribution {
+            gpus: GpuAttribution {
+                // the driver says the share of one container on the first GPU alone
+                containers: vec![used(0, 0, 5, Some(0.75)), used(0, 1, 6, None), used(1, 0, 2, None)],
+                ..GpuAttribution::default()
+            },
+            inside: InsideFigures {
+                torch: vec![((0, 0, 0), torch(1, 3, 5, 6)), ((0, 0, 1), torch(2, 4, 4, 7))],
+                ooms: vec![((0, 0), 1), ((0, 1), 2)],
+            },
+            ..Attribution::default()
+        };
+        let inventory = Arc::new(Inventory { containers, ..Inventory::default() });
+        let host_paths = &HostPaths::default();
+        let context = Context { now, host_paths, hierarchy: None, inventory: &inventory };
 
-        let [training, neighbour] = &samples(2, &two_gpus(), &series)[..] else { panic!("two containers") };
+        let [training, neighbour] = &samples(&context, &cycle_data, &attribution)[..] else {
+            panic!("two containers")
+        };
         assert_eq!((training.cpu_seconds, training.torch_ooms), (Some(12.0), Some(3.0)));
+        assert_eq!(training.host_has_gpu, Some(true));
         assert_eq!(
-            (training.steps, training.samples),
-            (Some(101.0), Some(6400.0)),
+            (training.steps, training.samples, training.ranks_with_samples),
+            (Some(101.0), Some(6400.0), 2),
             "each rank has its own samples"
         );
         assert_eq!(
@@ -283,6 +297,6 @@ mod tests {
         assert_eq!(training.operations, [(("model".into(), "forward".into()), values)].into());
         assert_eq!(neighbour.gpus.len(), 1);
         assert_eq!(neighbour.gpus["GPU-a"].used_bytes, Some(2.0));
-        assert_eq!((neighbour.steps, neighbour.operations.len()), (None, 0));
+        assert_eq!((neighbour.steps, neighbour.operations.len(), neighbour.cpu_seconds), (None, 0, None));
     }
 }

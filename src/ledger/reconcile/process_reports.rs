@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::Reconciler;
 use crate::clock::Timestamp;
 use crate::reporter::process_reports::{EndReport, ProcessReport, ProcessReportContent};
-use crate::reporter::reports::OperationMemory;
 use crate::runs::operation_log::OperationRecord;
 use crate::runs::process_end::{ProcessEnd, TorchPeaks};
 use crate::runs::sample::{OperationSample, ReportingRank, RunSample};
@@ -38,17 +37,9 @@ impl Reconciler {
 
 fn process_end(at: f64, end: &EndReport) -> ProcessEnd {
     let (process, container) = (&end.process, &end.container);
-    let float = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);
-    let operation = |memory: &OperationMemory| OperationSample {
-        torch_allocated_bytes: float(memory.allocated),
-        torch_allocated_peak_bytes: float(memory.allocated_peak),
-        torch_reserved_bytes: float(memory.reserved),
-        rss_bytes: float(memory.rss),
-    };
-    let operations = container
-        .operations
-        .iter()
-        .filter_map(|(pair, by_rank)| Some((pair.clone(), operation(by_rank.get(&process.rank)?))));
+    let operations = container.operations.iter().filter_map(|(pair, by_rank)| {
+        Some((pair.clone(), OperationSample::from(by_rank.get(&process.rank)?)))
+    });
     let progress = container.progress.values();
     let samples = progress.clone().filter_map(|of| of.samples).map(|samples| samples as f64);
     let ooms = container.failures.values().map(|failures| failures.ooms);
