@@ -334,11 +334,9 @@ catalog! {
         "The owner of a container, by its labels or its pod's that `--container.owner-labels` names; value 1.",
         "`owner`: the first one of them that is set; besides, a label for each one that is set: KEY as label_KEY. No series for a container without any. Kept as long as `memledger_container_info`, and of a container of a pod also while the kubelet has a device allocated to it.";
     CONTAINER_DEVICE_CLAIMED = Gauge Container "memledger_container_device_claimed" ["driver", "pool", "device"] max 4_096,
-        hidden "in `ps`; the state of a GPU for a container takes it into account",
         "1 for each device that a resource claim (DRA) of a pod gave to the container, as the kubelet lists it.",
         "Of all drivers, also while the container does not run. Which GPU it is only its driver knows, unless its name or its CDI name has the uuid: then there is also `memledger_container_gpu_allocated`.";
     CONTAINER_GPU_UNMATCHED = Gauge Container "memledger_container_gpu_unmatched" ["resource", "device"] max 4_096,
-        hidden "as `memledger_container_device_claimed`",
         "1 for each GPU of a device plugin that the kubelet allocated to the container under a name that is none of the GPUs here.",
         "Such as `GPU-UUID-1` of a plugin that shares GPUs, or a number under a renamed resource. No `memledger_container_gpu_allocated` says which GPU it is.";
     CONTAINER_START_TIME = Gauge Container "memledger_container_start_time_seconds" [] max CONTAINERS,

@@ -30,8 +30,8 @@ SET_WORDS = {"and", "or", "unless"}
 LISTS = {"on", "ignoring", "by", "without", "group_left", "group_right"}
 # functions without an argument that is a duration
 FUNCTIONS = {
-    "abs", "absent", "avg", "avg_over_time", "changes", "count", "delta", "deriv", "group", "increase", "label_replace",
-    "last_over_time", "max", "max_over_time", "min", "min_over_time", "rate", "sum", "timestamp", "topk", "vector",
+    "abs", "absent", "avg", "avg_over_time", "changes", "count", "count_over_time", "delta", "deriv", "group", "increase",
+    "label_replace", "last_over_time", "max", "max_over_time", "min", "min_over_time", "rate", "sum", "timestamp", "topk", "vector",
 }  # fmt: skip
 
 

@@ -155,6 +155,7 @@ class Container:
         held = on_gpu(while_running(self.gpu_used or (lambda age, minute: 40 * GIB)))
         gpu.held = [of_others + (own or 0) for of_others, own in zip(gpu.held, held)]
         yield "memledger_container_gpu_memory_used_bytes", labels, held
+        yield "memledger_container_gpu_processes", labels, [1 if own else None for own in held]
         if self.tensors:
             rank = labels | {"rank": str(self.gpus.index(index))}
             yield "memledger_container_torch_allocated_bytes", rank, while_running(self.tensors)
