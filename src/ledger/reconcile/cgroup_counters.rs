@@ -181,9 +181,14 @@ impl Counters {
     /// counter is gone changes only the counters of the containers around it.
     pub fn attribute(&mut self, id: &ContainerId, cgroup: Option<&str>, kills: u64, happened: &Interval) {
         let own = self.by_inode.iter().filter(|(_, counter)| counter.id == *id);
-        let explains =
-            |counter: &Counter| counter.growth.iter().any(|(counted, _)| counted.overlaps(happened));
-        let chosen = own.max_by_key(|(_, counter)| (explains(counter), counter.read));
+        // that of the run before may have grown in the moment in which that of the next one was read first
+        let common = |counter: &Counter| {
+            let possible = counter.growth.iter().filter(|(counted, _)| counted.overlaps(happened));
+            possible.map(|(counted, _)| counted.overlap(happened)).fold(f64::NEG_INFINITY, f64::max)
+        };
+        let chosen = own.max_by(|(_, one), (_, other)| {
+            common(one).total_cmp(&common(other)).then(one.read.cmp(&other.read))
+        });
         let inode = chosen.map(|(inode, _)| *inode);
         let path = chosen.map(|(_, counter)| Arc::clone(&counter.path)).or_else(|| cgroup.map(Into::into));
         let Some(path) = path else { return };
@@ -284,6 +289,23 @@ mod tests {
         let first = Interval::at(start.unix_seconds() + 0.5);
         counters.attribute(&ContainerId::new("a"), None, 1, &first);
         assert!(counts(&counters).is_empty());
+    }
+
+    #[test]
+    fn kill_at_the_end_of_a_run_leaves_no_growth_of_it_for_another_container() {
+        let mut counters = Counters::new(HashMap::new(), None, false);
+        let start = Timestamp::now();
+        let after = |millis| start.plus(Duration::from_millis(millis));
+        let read = |counters: &mut Counters, millis, readings: &[CounterReading]| {
+            counters.update(after(millis), after(millis), readings, false);
+        };
+        read(&mut counters, 0, &[reading("a", "a", 1, 0, true)]);
+        read(&mut counters, 1_000, &[reading("a", "a", 1, 1, false)]);
+        read(&mut counters, 1_300, &[reading("a", "a", 2, 1, true)]);
+        let logged = Interval::new(after(790).unix_seconds(), after(990).unix_seconds());
+        counters.attribute(&ContainerId::new("a"), None, 1, &logged);
+        let [left] = &counters.counts()[..] else { panic!("{:?}", counters.counts()) };
+        assert_eq!(left.counted.earliest, after(1_000).unix_seconds(), "that of the next run");
     }
 
     #[test]

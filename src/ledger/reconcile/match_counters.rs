@@ -137,7 +137,11 @@ fn assign_connected(kills: &[&OwnerlessKill], candidates: &[&Candidate], is_fina
         let is_certain = |candidate: &&&Candidate| sum == counted || candidate.source == Method::Cgroup;
         let mut left = VecDeque::from(kills.to_vec());
         let assignment = |owner: &Candidate| {
-            let at = left.iter().position(|kill| owner.happened.overlaps(&kill.happened))?;
+            // one that only touches it is more likely another one's
+            let common = |at: &usize| owner.happened.overlap(&left[*at].happened);
+            let possible = (0..left.len()).filter(|at| owner.happened.overlaps(&left[*at].happened));
+            let at =
+                possible.max_by(|one, other| common(one).total_cmp(&common(other)).then(other.cmp(one)))?;
             Some(to(&left.remove(at)?, owner, owner.source))
         };
         return repeated(candidates.iter().filter(is_certain)).filter_map(assignment).collect();
@@ -363,5 +367,12 @@ mod tests {
         let candidates = [candidate("a", 1, 0.5, 2.995), candidate("b", 1, 2.5, 3.5)];
         let expected = [(0, "a cgroup".to_owned()), (2, "b cgroup".to_owned())];
         assert_eq!(owners(&kills, &candidates, true), expected);
+        // the first one was noticed when the numbers of the others began to grow: it may be of any, but is not of the first that comes
+        let noticed =
+            |at, from, to| OwnerlessKill { at, happened: Interval::new(from, to), counted: 1, is_gap: true };
+        let kills = [noticed(0, 0.1, 0.6), noticed(1, 0.6, 1.4), noticed(2, 0.6, 1.4)];
+        let candidates = ["a", "b", "c"].map(|id| candidate(id, 1, 0.6, 1.4));
+        let owned = |at, id: &str| (at, format!("{id} cgroup"));
+        assert_eq!(owners(&kills, &candidates, true), [owned(0, "c"), owned(1, "a"), owned(2, "b")]);
     }
 }
