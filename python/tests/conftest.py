@@ -7,6 +7,7 @@ is needed: ``standin/torch`` has the place of torch, and says so.
 import json
 import os
 import pathlib
+import select
 import signal
 import socket
 import subprocess
@@ -45,6 +46,8 @@ class Receiver:
         self.directory, self.welcome = directory, welcome
         self.messages = []
         self.connections = []
+        self._readers = []
+        self._lock = threading.Lock()
         self.path = str(directory / "reporter.sock")
         self._listener = None
         self.open()
@@ -73,12 +76,25 @@ class Receiver:
     def _accept(self, listener):
         while True:
             try:
-                connection, _ = listener.accept()
-            except OSError:
+                select.select([listener], [], [])
+                with self._lock:
+                    connection, _ = listener.accept()
+                    pid = int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+                    reader = threading.Thread(target=self._read, args=(connection, pid), daemon=True)
+                    reader.start()
+                    self.connections.append(connection)
+                    self._readers.append((pid, reader))
+            except (OSError, ValueError):  # it was closed
                 return
-            pid = int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
-            self.connections.append(connection)
-            threading.Thread(target=self._read, args=(connection, pid), daemon=True).start()
+
+    def _is_read(self):
+        """Returns whether all messages of programs that have ended are read."""
+        with self._lock:
+            try:
+                is_waiting = select.select([self._listener], [], [], 0)[0]
+            except (OSError, ValueError):  # it is closed
+                is_waiting = []
+            return not is_waiting and all(os.path.exists(f"/proc/{pid}") or not reader.is_alive() for pid, reader in self._readers)
 
     def _read(self, connection, pid):
         try:
@@ -102,7 +118,8 @@ class Receiver:
             connection.send(json.dumps(message).encode())
 
     def of(self, kind, pid=None):
-        """Returns the messages of a type."""
+        """Returns the messages of a type. What a program that has ended sent is among them."""
+        eventually("the last messages of programs that have ended", self._is_read)
         return [message for sender, message in list(self.messages) if message["t"] == kind and pid in (None, sender)]
 
     def wait(self, kind, check=lambda message: True):
