@@ -12,7 +12,7 @@ use super::{assert_text, on_node};
 use crate::prometheus::provided;
 use crate::support::kube::{Namespace, Node};
 use crate::support::metrics::Labels;
-use crate::support::{Memledger, Metrics, OwnedChild, binary, eventually};
+use crate::support::{Memledger, Metrics, OwnedChild, binary, eventually, holds_in_time};
 
 const ALLOCATED: &str = "memledger_container_gpu_allocated";
 const UNMATCHED: &str = "memledger_container_gpu_unmatched";
@@ -430,6 +430,21 @@ metadata: {name: CLAIM}
 spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: DRIVER}}]}}}
 "#;
 
+/// Creates a pod with a claim and waits until it runs. The kubelet may not be connected yet to a driver that it has registered, and retries such a
+/// pod after more than a minute only: then another one is created.
+fn starts(namespace: &Namespace, name: &str, text: &str) {
+    namespace.apply_text(text);
+    let is_running = || {
+        let status = namespace.status(name, "main").ok();
+        status.is_some_and(|status| status["state"]["running"].is_object())
+    };
+    if !holds_in_time(is_running) {
+        namespace.kubectl(&["delete", "pod", name]);
+        namespace.apply_text(text);
+    }
+    namespace.runs(name);
+}
+
 /// Objects of the cluster, not of a namespace. Deleted when dropped.
 struct ClusterObjects<'a>(&'a Node, Vec<String>);
 
@@ -477,12 +492,13 @@ fn gpu_of_a_pod_is_no_other_ones_and_names_that_are_no_gpu_are_shown() {
                 pod("hami", "", &[container("main", SLEEPS, "nvidia.com/gpu.hami: 1")]),
                 pod("vfio", "", &[container("main", SLEEPS, "nvidia.com/vfio: 1, nvidia.com/hostdev: 1")]),
                 pod("thief", "", &[container("main", SLEEPS, "")]),
-                claims("gpu"),
-                claims("uuid"),
             ]
             .concat(),
         );
-        for name in ["hami", "vfio", "thief", "gpu", "uuid"] {
+        for name in ["gpu", "uuid"] {
+            starts(namespace, name, &claims(name));
+        }
+        for name in ["hami", "vfio", "thief"] {
             namespace.runs(name);
         }
         // each uses what it was given, and the last one what it was not
