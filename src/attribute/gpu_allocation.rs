@@ -1,7 +1,7 @@
 //! GPUs allocated to containers, independent of use: shows GPUs that are allocated and idle, and GPUs that are used
 //! without allocation.
 //!
-//! Docker identifies a GPU of NVIDIA by uuid or index, and a MIG instance by uuid; the kubelet by what the device plugin calls it,
+//! Docker identifies a GPU of NVIDIA by uuid or index, and a MIG instance by uuid; the kubelet by the name of the device plugin,
 //! on GKE names of device files. A GPU of AMD is identified by its address on the PCI bus. A device of a resource claim is a GPU where one
 //! of its names contains the uuid.
 
@@ -113,7 +113,7 @@ fn write_matching(
     }
 }
 
-/// Returns whether a container whose runtime was asked for `name` has this device. `is_split`: the GPU has MIG instances, which stand for it
+/// Returns whether a device request of a container for `name` has this device. `is_split`: the GPU has MIG instances, which stand for it
 /// in `all`.
 fn is_requested(name: &str, device: &GpuDevice, is_split: bool) -> bool {
     let identity = &device.identity;

@@ -1,7 +1,7 @@
 //! GPUs and other devices that the kubelet has allocated to containers of pods, and which of them still are.
 //!
 //! The kubelet lists pods that hold devices, not containers that run: a container that waits, ended or crashes again and again holds
-//! its GPU until the pod is done, and nobody else gets it. Its responses are not the whole truth, for two reasons:
+//! its GPU until the pod is done. Its responses are incomplete, for two reasons:
 //!
 //! * It names a pod and not its uid. So each response is kept with the uid that the runtime had for that name before the request: once
 //!   the runtime has no sandbox of that pod, or one of another pod with the name, the allocation is not shown until the next response.

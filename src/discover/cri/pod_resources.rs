@@ -28,7 +28,7 @@ use crate::text::bounded;
 const LIST_INTERVAL: Duration = Duration::from_secs(5);
 /// How often it is checked, before the first list, whether the runtime has listed its pods.
 const RUNTIME_POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Prefix of resources whose names anyone can choose: renamed ones, those of KubeVirt, but also network adapters.
+/// Prefix of resources of other names: renamed GPUs, those of KubeVirt, and network adapters.
 const NVIDIA_PREFIX: &str = "nvidia.com/";
 
 #[derive(Clone, PartialEq, Message)]
