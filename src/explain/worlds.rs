@@ -14,7 +14,7 @@ use crate::ledger::reconcile::tests::{
 
 /// Of the verdicts on ends in worlds with complete sources, at least so many percent are certain. The others are of kills beyond ten in 5 s,
 /// whose limit the kernel does not name, and of pods, where no request to stop is known.
-const MIN_CERTAIN_PERCENT: u64 = 50;
+const MIN_CERTAIN_PERCENT: u64 = 45;
 
 /// Verdicts, and how many of them were certain.
 #[derive(Default)]

@@ -105,7 +105,7 @@ impl<E> Run<E> {
 
     /// Returns true if this Unix time is between its reported start and end.
     pub fn is_reported_at(&self, at: f64) -> bool {
-        self.start.first.is_none_or(|started| started <= at + CLOCK_TOLERANCE)
+        self.start.first.is_none_or(|started| started <= at)
             && self.phase.latest_end().is_none_or(|ended| at <= ended + CLOCK_TOLERANCE)
     }
 

@@ -295,12 +295,12 @@ fn reported_oom(state: &ContainerState, run: &LedgerRun) -> Option<Interval> {
     let is_near = |at: &f64| (at - ended).abs() < EXIT_WINDOW;
     let event = run.evidence.oom_event_at.or(state.oom_event_at.filter(is_near));
     let start = run.start.first.map_or(f64::MIN, |started| started - CLOCK_TOLERANCE);
-    let earliest = match event {
-        Some(at) if is_near(&at) => at - MAX_OOM_EVENT_DELAY,
-        None if run.oom_flag() == Some(true) => ended - EXIT_WINDOW,
+    let (earliest, latest) = match event {
+        Some(at) if is_near(&at) => (at - MAX_OOM_EVENT_DELAY, at.min(ended)),
+        None if run.oom_flag() == Some(true) => (ended - EXIT_WINDOW, ended),
         _ => return None,
     };
-    Some(Interval::new(earliest.max(start), ended))
+    Some(Interval::new(earliest.max(start), latest))
 }
 
 #[cfg(test)]

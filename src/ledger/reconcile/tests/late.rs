@@ -341,6 +341,20 @@ fn oom_event_hours_before_the_exit_is_no_evidence() {
     }
 }
 
+#[test]
+fn oom_event_is_no_evidence_of_a_later_kill() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('a', 2.0, EventKind::Oom);
+    story.log(2.9, vec![]);
+    story.kill(3.0, 1, None, ProcInfo::default());
+    story.end('a', 4.0, KILLED);
+    for at in [4.5, 7.0, 12.0, 15.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.last_kill().owner, KillOwner::Unattributed);
+}
+
 /// A busy runtime handles an exit late, and reports it with that time.
 #[test]
 fn kill_that_left_no_process_ended_the_container_however_late_its_exit_is_reported() {

@@ -208,6 +208,23 @@ fn drifted_stamp_in_restart_loop_finds_the_run_by_the_time_of_reading() {
     assert_eq!((story.reasons('a'), story.counted("a")), (reasons.to_vec(), (1, 0)));
 }
 
+/// The runtime does not report the first process of so short a run.
+#[test]
+fn stamp_just_before_the_next_start_is_of_the_run_that_sigkill_ended() {
+    let mut story = Story::new();
+    story.drift = 0.317;
+    story.log_read(0.05, 0.05, vec![]);
+    story.restart(0.05);
+    story.event('a', 0.1, EventKind::Started);
+    story.late_event('a', 0.27, 0.92, ended(KILLED));
+    story.late_event('a', 0.605, 0.92, EventKind::Started);
+    story.log_read(0.27, 0.92, record_of('a', 71)); // the stamp is 0.587
+    for at in [0.92, 4.0, 7.0, 13.0] {
+        story.settle(at);
+    }
+    assert_eq!((story.reasons('a'), story.counted("a")), (vec![Some(ExitReason::OomContainer)], (1, 0)));
+}
+
 #[test]
 fn container_known_only_by_its_kill_is_shown_for_the_configured_time() {
     let mut story = Story::new();

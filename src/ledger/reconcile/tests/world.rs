@@ -75,6 +75,8 @@ pub struct TrueKill {
     pub logged: u64,
     /// When it is logged and counted again: the chosen victim of a group.
     pub repeated: Option<u64>,
+    /// The begin of the next block may be missing, so that what follows may be no member of its group.
+    pub is_rate_limited: bool,
 }
 
 /// What `memory.oom.group` makes of a kill.
@@ -305,7 +307,8 @@ pub fn world(complete: bool) -> impl Strategy<Value = World> {
         let (clock_step, suspend) = clocks;
         let clock_step = clock_step.filter(|_| !complete);
         let nameless = nameless.filter(|_| !complete && !is_nested); // inside another one its kills are those of that one
-        let was_away = steps.iter().any(|(pause, restarts, _)| *restarts && *pause >= 5_000);
+        // from a restart to the next step
+        let was_away = steps.windows(2).any(|pair| pair[0].1 && pair[1].0 >= 5_000);
         if complete && (was_away || containers.iter().any(|plans| plans.len() >= LOOP_RUNS)) {
             sources.drift = 0; // of a kill while memledger was away, the run of 200 ms, or the end soon after it, would be a guess
         }
@@ -394,6 +397,8 @@ impl World {
             kill.trace.context = kill.group != Group::Member && recent(5_000) < 10;
             kill.trace.hint |= complete && !kill.trace.context && recent(5_200) >= 10;
             headers.extend(kill.trace.context.then_some(kill.logged));
+            let window = kill.logged.saturating_sub(5_200)..=kill.logged;
+            kill.is_rate_limited = headers.iter().filter(|at| window.contains(at)).count() >= 10;
         }
     }
 
@@ -547,7 +552,9 @@ impl World {
         let main_pid =
             owner.filter(|_| is_first).map(|(container, run)| (1_000 + container * 100 + run) as u32);
         let pid = main_pid.unwrap_or(5_000 + self.kills.len() as u32);
-        self.kills.push(TrueKill { at, pid, owner, main, scope, trace, group, logged: at, repeated: None });
+        let (logged, repeated, is_rate_limited) = (at, None, false);
+        let kill = TrueKill { at, pid, owner, main, scope, trace, group, logged, repeated, is_rate_limited };
+        self.kills.push(kill);
     }
 
     /// Returns what the clocks show then.
@@ -628,9 +635,7 @@ impl World {
         let Some((container, number)) = kill.owner else { return false };
         let end = self.runs[container][number].end;
         let next = self.runs[container].get(number + 1);
-        // without the contexts that the kernel left out, a group is not known either
-        let is_without_context = self.skipped.iter().any(|at| (*at..*at + 5_000).contains(&kill.logged));
-        let is_in_known_group = kill.group != Group::None && !is_without_context;
+        let is_in_known_group = kill.group != Group::None && !kill.is_rate_limited;
         let is_near = next.is_some_and(|next| next.start < kill.logged + 5_000);
         !kill.main && !is_in_known_group && is_near && end.is_some_and(|end| end < kill.logged)
     }
