@@ -100,15 +100,7 @@ fn snapshot(points: usize) -> Snapshot {
     }
     finish(&mut series, &mut Dropped::new());
     let running = containers.len();
-    Snapshot {
-        finished: Timestamp::now(),
-        series,
-        containers,
-        running,
-        gpus: vec![],
-        processes: vec![],
-        processes_complete: vec![],
-    }
+    Snapshot { containers, running, ..Snapshot::of_series(Timestamp::now(), series) }
 }
 
 /// Returns the median time in milliseconds, and the most bytes that a run allocated.

@@ -15,14 +15,15 @@ use crate::attribute::inside::InsideView;
 use crate::attribute::{Attribution, GpuHolders, attribute};
 use crate::catalog::*;
 use crate::clock::Timestamp;
+use crate::collect::cycle::{Cycle, CycleContainer, CycleGpu, CycleHost};
 use crate::collect::{self, CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::config::Config;
 use crate::container_logs::ContainerLogs;
-use crate::discover::{ConnectionState, Hierarchy, InventoryUpdate, Registry, RuntimeState};
+use crate::discover::{ConnectionState, Hierarchy, Inventory, InventoryUpdate, Registry, RuntimeState};
 use crate::gpu::DriverState;
 use crate::host::{HostPaths, panics};
-use crate::ledger::Ledger;
 use crate::ledger::exchange::SharedState;
+use crate::ledger::{Ledger, LedgerSample};
 use crate::reporter::ReporterState;
 use crate::series::{Label, Series};
 use crate::snapshot::{Dropped, Snapshot, finish};
@@ -159,16 +160,18 @@ impl Sampler {
             self.inside.write(&context, &self.cycle_data, &attribution.gpus.processes, &mut series);
         self.clean_up(now, &attribution);
         drop(attributing);
-        let ended = self.ledger.record_cycle(&context, &ended, &self.cycle_data, &attribution, &mut series);
+        let mut ledger =
+            self.ledger.record_cycle(&context, &ended, &self.cycle_data, &attribution, &mut series);
         let mut containers = inventory.containers.clone();
         let running = containers.len();
-        containers.extend(ended);
-        self.allocated_gpus.write(&inventory, &self.cycle_data, &mut containers, &mut series);
+        containers.append(&mut ledger.ended);
+        let mut cycle = cycle_of(&inventory, &mut self.cycle_data, &mut attribution, &ledger);
+        self.allocated_gpus.write(&inventory, &self.cycle_data, &mut containers, &mut cycle, &mut series);
         let devices = self.cycle_data.gpu_devices().map(|(_, device)| device);
         let gpus = devices.chain(self.cycle_data.silent_gpus().map(|(_, device)| device));
         let gpus = gpus.map(|device| Arc::clone(&device.identity)).collect();
         write_runtimes(&inventory, &mut series);
-        self.write_self(now, &mut series);
+        let last_cycle = self.write_self(now, &mut series);
         finish(&mut series, &mut self.dropped);
         self.last_len = series.len();
         Snapshot {
@@ -181,6 +184,8 @@ impl Sampler {
             processes_complete: (0..running)
                 .map(|number| self.cycle_data.processes.complete(number))
                 .collect(),
+            cycle,
+            last_cycle,
         }
     }
 
@@ -212,7 +217,8 @@ impl Sampler {
         }
     }
 
-    fn write_self(&self, began: Timestamp, series: &mut Series) {
+    /// Writes what memledger says of itself. Returns the Unix time of this cycle.
+    fn write_self(&self, began: Timestamp, series: &mut Series) -> f64 {
         for (collector, reason, count) in self.read_errors.counts() {
             series.global(COLLECTOR_READ_ERRORS, [collector.into(), reason.into()], count as f64);
         }
@@ -231,6 +237,41 @@ impl Sampler {
         let now = Timestamp::now();
         series.global(CYCLE_DURATION, [], now.since(began).as_secs_f64());
         series.global(SNAPSHOT_TIMESTAMP, [], now.unix_seconds());
+        now.unix_seconds()
+    }
+}
+
+/// Returns what the steps of a cycle found.
+fn cycle_of(
+    inventory: &Inventory,
+    cycle_data: &mut CycleData,
+    attribution: &mut Attribution,
+    ledger: &LedgerSample,
+) -> Cycle {
+    let container = |number: usize| {
+        let memory = cycle_data.memory.get(number).and_then(Option::as_ref);
+        CycleContainer {
+            unreclaimable: memory.and_then(|memory| memory.unreclaimable),
+            effective_limit: memory.and_then(|memory| memory.effective_limit),
+            headroom: memory.and_then(|memory| memory.headroom),
+            limit_utilization: memory.and_then(|memory| memory.limit_utilization),
+            cpu_seconds: cycle_data.cpu.get(number).and_then(|times| times.as_ref()?.total()),
+            counts: ledger.counts.get(number).copied().flatten(),
+        }
+    };
+    let rests = attribution.gpus.rests.iter().copied();
+    let gpus = std::iter::zip(cycle_data.gpu_devices(), rests);
+    let silent = cycle_data.silent_gpus().map(|_| CycleGpu::default());
+    Cycle {
+        host: CycleHost { memory: cycle_data.host, oom_kills: ledger.host_oom_kills },
+        runtimes: inventory.runtimes.clone(),
+        containers: (0..inventory.containers.len()).map(container).collect(),
+        roles: std::mem::take(&mut attribution.roles),
+        gpus: gpus.map(|((_, device), rest)| CycleGpu::of_device(device, rest)).chain(silent).collect(),
+        gpu_uses: std::mem::take(&mut attribution.gpus.containers),
+        gpu_holders: std::mem::take(&mut attribution.inside.holders),
+        pods: std::mem::take(&mut cycle_data.pods),
+        ..Cycle::default()
     }
 }
 
@@ -260,7 +301,7 @@ fn run_collector(collector: &mut dyn Collector, context: &Context<'_>, output: &
     }
 }
 
-fn write_runtimes(inventory: &crate::discover::Inventory, series: &mut Series) {
+fn write_runtimes(inventory: &Inventory, series: &mut Series) {
     let mut counts = std::collections::BTreeMap::new();
     for (runtime, up) in &inventory.runtimes {
         series.global(RUNTIME_UP, [runtime.as_str().into()], f64::from(u8::from(*up)));
@@ -342,9 +383,35 @@ pub fn run_until(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collect::cycle::GpuRest;
+    use crate::gpu::{GpuDevice, GpuReading};
 
     fn empty_snapshot() -> Snapshot {
         Snapshot::of_series(Timestamp::now(), Series::default())
+    }
+
+    #[test]
+    fn gpus_of_all_sources_have_their_numbers_and_those_that_are_silent_no_figures() {
+        let reading = |totals: &[u64], silent: usize| {
+            let device = |total: &u64| {
+                let mut device = GpuDevice::with_ids("0", "GPU-0");
+                device.memory.total = Some(*total);
+                device
+            };
+            let mut reading = GpuReading::of_devices(Timestamp::now(), totals.iter().map(device).collect());
+            reading.silent = vec![GpuDevice::with_ids("9", "GPU-9"); silent];
+            Arc::new(reading)
+        };
+        let mut cycle_data =
+            CycleData { gpus: vec![reading(&[1, 2], 1), reading(&[3], 0)], ..CycleData::default() };
+        let mut attribution = Attribution::default();
+        let rest = |bytes| GpuRest { host: Some(bytes), unattributed: None };
+        attribution.gpus.rests = [10, 20, 30].map(rest).into();
+        let cycle =
+            cycle_of(&Inventory::default(), &mut cycle_data, &mut attribution, &LedgerSample::default());
+        let figures: Vec<_> = cycle.gpus.iter().map(|gpu| (gpu.total, gpu.rest.host)).collect();
+        let known = |total, host| (Some(total), Some(host));
+        assert_eq!(figures, [known(1, 10), known(2, 20), known(3, 30), (None, None)]);
     }
 
     #[test]

@@ -1,10 +1,9 @@
-//! The samples of one cycle, written by collectors, attribution and the ledger; a snapshot consists of them.
+//! The rows of one cycle, written by collectors, attribution and the ledger, for the exporters.
 //!
 //! A row refers to its family and subject by number and keeps its labels in one shared vector, so that a cycle with
 //! thousands of rows needs only a few allocations. The compiler checks the number of labels through
 //! [`Family<S, N>`](crate::catalog::Family).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::catalog::{Container, ContainerGpu, Family, FamilyId, Global, Gpu};
@@ -59,8 +58,6 @@ pub struct Series {
     labels: Vec<Label>,
     /// By number of the container, the Unix time since which the ledger counts its name; 0 if that is not known.
     counted_since: Vec<f64>,
-    /// By number of the container, its OOM kills under other names and the Unix time of its last one, which no family has.
-    former_kills: BTreeMap<u32, (u64, Option<f64>)>,
 }
 
 /// A position in [`Series`], to roll back to when a collector fails half-way.
@@ -72,16 +69,6 @@ impl Series {
     pub fn with_capacity(rows: usize, labels: usize) -> Self {
         let (rows, labels) = (Vec::with_capacity(rows), Vec::with_capacity(labels));
         Self { rows, labels, ..Self::default() }
-    }
-
-    /// Sets the OOM kills of a container under other names, and the Unix time of its last one.
-    pub fn set_former_kills(&mut self, container: u32, kills: u64, last: Option<f64>) {
-        self.former_kills.insert(container, (kills, last));
-    }
-
-    /// Returns the OOM kills of containers under other names, by number of the container, with the Unix time of the last one.
-    pub fn former_kills(&self) -> &BTreeMap<u32, (u64, Option<f64>)> {
-        &self.former_kills
     }
 
     /// Sets since when the ledger counts the name of a container, a Unix time.
@@ -186,11 +173,6 @@ impl Series {
     /// Returns the rows.
     pub fn rows(&self) -> &[Row] {
         &self.rows
-    }
-
-    /// Returns the rows, to sort them or to drop some.
-    pub fn rows_mut(&mut self) -> &mut Vec<Row> {
-        &mut self.rows
     }
 
     /// Returns the labels of a row of these series, in the order of its family's label names.

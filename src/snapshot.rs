@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::attribute::ContainerProcess;
 use crate::catalog::{CATALOG, FamilyId};
 use crate::clock::Timestamp;
+use crate::collect::cycle::Cycle;
 use crate::discover::Container;
 use crate::gpu;
 use crate::series::{Row, Series, labels_of};
@@ -30,11 +31,14 @@ pub struct Snapshot {
     pub processes: Vec<ContainerProcess>,
     /// For each running container whether all its processes are known; without it none are.
     pub processes_complete: Vec<bool>,
+    /// What the cycle found, for screens; empty while no cycle finishes.
+    pub cycle: Cycle,
+    /// Unix time of the cycle that finished last.
+    pub last_cycle: f64,
 }
 
-#[cfg(test)]
 impl Snapshot {
-    /// Returns the snapshot of a cycle that found nothing but these series.
+    /// Returns a snapshot with these series alone.
     pub fn of_series(finished: Timestamp, series: Series) -> Self {
         Self {
             finished,
@@ -44,6 +48,8 @@ impl Snapshot {
             gpus: vec![],
             processes: vec![],
             processes_complete: vec![],
+            cycle: Cycle::default(),
+            last_cycle: finished.unix_seconds(),
         }
     }
 }

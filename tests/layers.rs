@@ -68,6 +68,32 @@ fn modules_use_only_modules_above_them() {
     assert!(checked > 50, "only {checked} uses were found: the check does not work");
 }
 
+/// The modules that read rows of metrics: all others read what a cycle found, which has types.
+const READERS_OF_ROWS: [&str; 5] = ["catalog", "series", "snapshot", "export", "otlp"];
+
+#[test]
+fn only_exporters_read_rows_of_metrics() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    let (mut readers, mut others) = (0, vec![]);
+    for file in files.iter().filter(|file| !file.ends_with("tests.rs")) {
+        let text = std::fs::read_to_string(file).unwrap();
+        let program = text.split("mod tests {").next().unwrap();
+        let reads =
+            ["FamilyId", ".rows()", ".split_mut()", ".family("].iter().any(|word| program.contains(word));
+        let relative = file.strip_prefix(&src).unwrap();
+        let module = relative.components().next().unwrap().as_os_str().to_str().unwrap();
+        if READERS_OF_ROWS.contains(&module.trim_end_matches(".rs")) {
+            readers += usize::from(reads);
+        } else if reads {
+            others.push(relative.to_owned());
+        }
+    }
+    assert_eq!(others, Vec::<PathBuf>::new());
+    assert!(readers > 5, "only {readers} exporters were found: the check does not work");
+}
+
 #[test]
 fn finds_every_form_of_use() {
     assert_eq!(used("use crate::clock::Timestamp;"), ["clock"]);

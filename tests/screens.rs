@@ -156,6 +156,49 @@ fn ps_and_top_show_who_holds_what_of_a_service() {
     top.shows(&["ended with 0"]);
 }
 
+/// The figures of `ps` that need a collector, as docs/commands.md has them, by the type of their line.
+const FIGURES: [(&str, &[(&str, &str)]); 4] = [
+    (
+        "cgroup",
+        &[("container", "unreclaimable_bytes"), ("container", "limit_bytes"), ("container", "cpu_cores")],
+    ),
+    ("host", &[("host", "memory_total_bytes"), ("host", "memory_available_bytes")]),
+    ("process", &[("container", "processes")]),
+    ("gpu", &[("gpu", "memory_total_bytes"), ("container", "gpu_bytes")]),
+];
+
+#[test]
+fn collector_that_is_off_takes_its_own_figures_alone() {
+    let Some(engine) = Engine::shared() else { return };
+    let scene = Scene::start(&engine, "without");
+    let filter = format!("--container.include=^{}$", scene.name());
+    for off in FIGURES.iter().map(|(collector, _)| Some(*collector)).chain([None]) {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control.sock");
+        let mut flags = scene.flags(&socket);
+        flags.retain(|flag| !flag.starts_with("--state.path"));
+        flags.extend([format!("--state.path={}/state", folder.path().display()), filter.clone()]);
+        flags.push("--reporter.directory=".to_owned());
+        flags.extend(off.map(|collector| format!("--no-collector.{collector}")));
+        let _memledger = Memledger::start(&flags.iter().map(String::as_str).collect::<Vec<_>>());
+        eventually(&format!("the figures without {off:?}"), || {
+            let words = ["ps", "--json", "-p", &format!("--local.socket={}", socket.display())];
+            let (code, json, errors) = run(&words);
+            let lines: Vec<Value> = json.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+            let has = |(kind, figure): &(&str, &str)| {
+                lines
+                    .iter()
+                    .any(|line| line["type"] == *kind && line.get(*figure).is_some_and(|it| !it.is_null()))
+            };
+            let is_right = FIGURES.iter().all(|(collector, figures)| {
+                figures.iter().all(|figure| has(figure) != (off == Some(*collector)))
+            });
+            let is_listed = json.contains(scene.name()) && errors.is_empty() && code == Some(0);
+            if is_right && is_listed { Ok(()) } else { Err(format!("{json}{errors}")) }
+        });
+    }
+}
+
 #[test]
 fn ps_and_top_sample_themselves_where_no_service_answers() {
     let Some(engine) = Engine::shared() else { return };

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::roles::{GpuEvidence, Role};
 use crate::catalog::*;
 use crate::clock::Timestamp;
+use crate::collect::cycle::{GpuRest, GpuUseByContainer};
 use crate::collect::{Context, CycleData};
 use crate::discover::{ContainerId, Inventory};
 use crate::gpu::{DeviceSample, GpuDevice, GpuProcess, GpuSample, PidTrust};
@@ -84,7 +85,7 @@ pub fn evidence(cycle_data: &CycleData) -> GpuEvidence {
     evidence
 }
 
-/// Result of GPU attribution, for the ledger.
+/// Result of GPU attribution.
 #[derive(Debug, Default)]
 pub struct GpuAttribution {
     /// Keys of devices whose processes held more than the used memory in this reading, by a race.
@@ -92,22 +93,11 @@ pub struct GpuAttribution {
     /// Processes on the devices of the newest readings, largest memory first.
     pub processes: Vec<DeviceProcess>,
     /// Use of the devices by containers.
-    pub containers: Vec<ContainerGpuUse>,
+    pub containers: Vec<GpuUseByContainer>,
+    /// Used memory of the devices beside that of containers, in the order of their numbers.
+    pub rests: Vec<GpuRest>,
     /// Usage samples since the previous cycle.
     pub held: Vec<DeviceUsage>,
-}
-
-/// Use of one device by one container.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ContainerGpuUse {
-    /// Number of the container.
-    pub container: u32,
-    /// Number of the device.
-    pub gpu: u32,
-    /// Memory of its processes, if all of it is reported.
-    pub used: Option<u64>,
-    /// Share of time in which a kernel of them ran.
-    pub busy: Option<f64>,
 }
 
 /// One process on one device.
@@ -205,17 +195,20 @@ fn write_device_memory(
     result: &mut GpuAttribution,
 ) {
     let numbered = || (first..).zip(devices);
-    let attributed: Vec<u64> =
+    let attributed: Vec<(u64, Option<u64>)> =
         numbered().map(|(gpu, device)| write_holders(gpu, device, host, index, series, result)).collect();
-    for (gpu, device) in numbered() {
+    for ((gpu, device), (_, host)) in std::iter::zip(numbered(), &attributed) {
         if device.raced {
             result.raced.push(Arc::clone(device.identity.key()));
         }
-        if let Some(used) = device.memory.used {
+        let unattributed = device.memory.used.map(|used| {
             let within = std::iter::zip(devices, &attributed).filter(|(other, _)| device.contains(other));
-            let attributed: u64 = within.map(|(_, bytes)| bytes).sum();
-            series.gpu(GPU_MEMORY_UNATTRIBUTED, gpu, [], used.saturating_sub(attributed) as f64);
+            used.saturating_sub(within.map(|(_, (bytes, _))| bytes).sum())
+        });
+        if let Some(bytes) = unattributed {
+            series.gpu(GPU_MEMORY_UNATTRIBUTED, gpu, [], bytes as f64);
         }
+        result.rests.push(GpuRest { host: *host, unattributed });
     }
 }
 
@@ -226,7 +219,7 @@ struct ContainerShare {
     busy: Option<f64>,
 }
 
-/// Writes the memory of one device by owner. Returns the attributed bytes.
+/// Writes the memory of one device by owner. Returns the attributed bytes, and of these those of processes outside containers.
 fn write_holders(
     gpu: u32,
     device: &GpuDevice,
@@ -234,7 +227,7 @@ fn write_holders(
     index: &ContainerIndex<'_>,
     series: &mut Series,
     result: &mut GpuAttribution,
-) -> u64 {
+) -> (u64, Option<u64>) {
     let mut shares: HashMap<u32, ContainerShare> = HashMap::new();
     for process in device.processes.iter().flatten() {
         let container = match index.locate(process) {
@@ -263,17 +256,18 @@ fn write_holders(
         if let Some(busy) = busy {
             series.container_gpu(CONTAINER_GPU_UTILIZATION, container, gpu, [], busy);
         }
-        result.containers.push(ContainerGpuUse { container, gpu, used: share.bytes, busy });
+        result.containers.push(GpuUseByContainer { container, gpu, used: share.bytes, busy });
         if let Some(bytes) = share.bytes {
             series.container_gpu(CONTAINER_GPU_MEMORY, container, gpu, [], bytes as f64);
             attributed += bytes;
         }
     }
-    if let Some(host) = host.filter(|_| device.processes.is_some()) {
+    let host = host.filter(|_| device.processes.is_some());
+    if let Some(host) = host {
         series.gpu(GPU_HOST_PROCESSES, gpu, [], host as f64);
         attributed += host;
     }
-    attributed
+    (attributed, host)
 }
 
 fn device_process(container: u32, gpu: u32, device: &GpuDevice, process: &GpuProcess) -> DeviceProcess {
@@ -368,8 +362,16 @@ mod tests {
             ContainerIndex { processes: HashMap::from([(ProcessId::new(1, 1), 1)]), inventory: &inventory };
         let mut series = Series::default();
         let devices = std::slice::from_ref(device);
-        write_device_memory(0, devices, Some(0), &index, &mut series, &mut GpuAttribution::default());
-        series.rows().iter().map(|row| (row.family, row.value as u64)).collect()
+        let mut result = GpuAttribution::default();
+        write_device_memory(0, devices, Some(0), &index, &mut series, &mut result);
+        let rows: Vec<_> = series.rows().iter().map(|row| (row.family, row.value as u64)).collect();
+        let row = |family| rows.iter().find(|(of, _)| *of == family).map(|(_, value)| *value);
+        let rest = GpuRest {
+            host: row(FamilyId::GPU_HOST_PROCESSES),
+            unattributed: row(FamilyId::GPU_MEMORY_UNATTRIBUTED),
+        };
+        assert_eq!(result.rests, [rest], "the rows have what is returned");
+        rows
     }
 
     proptest! {
@@ -445,7 +447,9 @@ mod tests {
             let inventory = inventory();
             let index = ContainerIndex { processes: HashMap::new(), inventory: &inventory };
             let mut series = Series::default();
-            write_device_memory(0, &devices, Some(0), &index, &mut series, &mut GpuAttribution::default());
+            let mut result = GpuAttribution::default();
+            write_device_memory(0, &devices, Some(0), &index, &mut series, &mut result);
+            prop_assert_eq!(result.rests.len(), devices.len());
             for (gpu, device) in (0_u32..).zip(&devices) {
                 let within = |row: &&crate::series::Row| device.contains(&devices[row.gpu as usize]);
                 let attributed = |row: &&crate::series::Row| {
@@ -457,6 +461,7 @@ mod tests {
                 let rest = rest.find(|row| row.family == FamilyId::GPU_MEMORY_UNATTRIBUTED && row.gpu == gpu);
                 let wanted = device.memory.used.map(|used| used.saturating_sub(attributed));
                 prop_assert_eq!(rest.map(|row| row.value as u64), wanted);
+                prop_assert_eq!(result.rests[gpu as usize].unattributed, wanted);
                 prop_assert!(rest.is_none_or(|row| row.value >= 0.0));
             }
         }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::write_owner;
 use crate::catalog::*;
 use crate::collect::CycleData;
+use crate::collect::cycle::{AllocatedDevice, Cycle};
 use crate::discover::cri::pod_resources::{DeviceFile, has_hex_parts, is_uuid, number};
 use crate::discover::device_allocations::{
     AllocatedContainer, ClaimedDevice, DeviceAllocation, PluginDevice,
@@ -31,35 +32,49 @@ pub struct AllocatedGpus {
 }
 
 impl AllocatedGpus {
-    /// Writes a row for each GPU allocated to a container, and one for each device that is no known GPU. `containers` are those of the
-    /// snapshot; containers of pods that are not among them, because they do not run, are added.
+    /// Writes a row for each GPU allocated to a container, and one for each device that is no known GPU, and adds both to `cycle`.
+    /// `containers` are those of the snapshot; containers of pods that are not among them, because they do not run, are added.
     pub fn write(
         &mut self,
         inventory: &Inventory,
         cycle_data: &CycleData,
         containers: &mut Vec<Arc<Container>>,
+        cycle: &mut Cycle,
         series: &mut Series,
     ) {
+        let gpus = &mut cycle.gpu_allocations;
         let of_runtime = (0..).zip(&inventory.containers).filter(|(_, container)| !container.gpus.is_empty());
         for (number, container) in of_runtime {
-            write_matching(cycle_data, number, series, |device, is_split| {
+            write_matching(cycle_data, number, gpus, series, |device, is_split| {
                 container.gpus.iter().any(|name| is_requested(name, device, is_split))
             });
         }
         let known = || cycle_data.gpu_devices().map(|(_, device)| &*device.identity);
         for (number, container) in numbered(&inventory.device_allocations, containers, series) {
             let allocation = &container.allocation;
-            write_matching(cycle_data, number, series, |device, _| {
+            write_matching(cycle_data, number, gpus, series, |device, _| {
                 is_allocated(allocation, &device.identity)
             });
             for device in &allocation.claimed_devices {
                 let labels = [&device.driver, &device.pool, &device.device];
                 let labels = labels.map(|label| Label::Text(Arc::clone(label)));
                 series.container(CONTAINER_DEVICE_CLAIMED, number, labels, 1.0);
+                cycle.other_devices.push(AllocatedDevice {
+                    container: number,
+                    source: Arc::clone(&device.driver),
+                    pool: Some(Arc::clone(&device.pool)),
+                    device: Arc::clone(&device.device),
+                });
             }
             for device in unmatched(allocation, known) {
                 let labels = [&device.resource, &device.id].map(|label| Label::Text(Arc::clone(label)));
                 series.container(CONTAINER_GPU_UNMATCHED, number, labels, 1.0);
+                cycle.other_devices.push(AllocatedDevice {
+                    container: number,
+                    source: Arc::clone(&device.resource),
+                    pool: None,
+                    device: Arc::clone(&device.id),
+                });
                 if self.logged.len() < MAX_LOGGED && self.logged.insert(Arc::clone(&device.resource)) {
                     tracing::warn!(
                         resource = %device.resource,
@@ -102,6 +117,7 @@ fn numbered<'a>(
 fn write_matching(
     cycle_data: &CycleData,
     container: u32,
+    allocations: &mut Vec<(u32, u32)>,
     series: &mut Series,
     matches: impl Fn(&GpuDevice, bool) -> bool,
 ) {
@@ -109,6 +125,7 @@ fn write_matching(
         let is_instance = |other: &GpuDevice| other.instance_of.is_some() && device.contains(other);
         if matches(device, reading.devices.iter().any(is_instance)) {
             series.container_gpu(CONTAINER_GPU_ALLOCATED, container, gpu, [], 1.0);
+            allocations.push((container, gpu));
         }
     }
 }
@@ -354,6 +371,7 @@ mod tests {
         let rows: Vec<_> = series.rows().iter().map(|row| (row.family, row.container)).collect();
         assert_eq!(rows, [(FamilyId::CONTAINER_OWNER_INFO, 1)], "the one that runs has it anyway");
     }
+
     #[test]
     fn devices_of_a_container_have_a_row_each() {
         let gpus = ["0", "1"].map(|index| GpuDevice::new(Arc::new(identity("nvidia", index, None))));
@@ -383,7 +401,12 @@ mod tests {
             ..Inventory::default()
         };
         let (mut containers, mut series) = (inventory.containers.clone(), Series::default());
-        AllocatedGpus::default().write(&inventory, &cycle_data, &mut containers, &mut series);
+        let mut cycle = Cycle::default();
+        AllocatedGpus::default().write(&inventory, &cycle_data, &mut containers, &mut cycle, &mut series);
+        assert_eq!(cycle.gpu_allocations, [(0, 0), (0, 1), (1, 1)]);
+        let others =
+            cycle.other_devices.iter().map(|other| (other.container, &*other.source, &*other.device));
+        assert_eq!(others.collect::<Vec<_>>(), [(1, "nic.test", "eth1"), (1, "nvidia.com/gpu", "GPU-0-1")]);
         let rows: Vec<_> = series.rows().iter().map(|row| (row.family, row.container, row.gpu)).collect();
         let wanted = [
             (FamilyId::CONTAINER_GPU_ALLOCATED, 0, 0),

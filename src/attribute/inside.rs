@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::gpu::DeviceProcess;
 use crate::catalog::*;
 use crate::clock::Timestamp;
+use crate::collect::cycle::HolderPartition;
 use crate::collect::{Context, CycleData};
 use crate::host::process::ProcessId;
 use crate::reporter::message::{TorchMemory, normalized_uuid};
@@ -53,16 +54,8 @@ pub struct InsideFigures {
     pub torch: Vec<((u32, u32, u8), TorchMemory)>,
     /// Out-of-memory errors of torch by container and GPU.
     pub ooms: Vec<((u32, u32), u64)>,
-}
-
-/// The GPU memory of one container on one GPU by holder, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct HolderPartition {
-    tensors: u64,
-    torch_cache: u64,
-    outside_torch: u64,
-    not_reporting: u64,
-    is_any_reporting: bool,
+    /// GPU memory of a container on one GPU by holder.
+    pub holders: Vec<((u32, u32), HolderPartition)>,
 }
 
 /// GPUs by UUID, and processes by GPU.
@@ -117,7 +110,7 @@ impl InsideView {
         let Some(reports) = &cycle_data.reports else { return figures };
         let gpus = GpuIndex::new(cycle_data, processes);
         series.global(REPORTER_CONNECTIONS, [], reports.processes.len() as f64);
-        self.write_partitions(cycle_data, reports, &gpus, series);
+        figures.holders = self.write_partitions(cycle_data, reports, &gpus, series);
         for (reason, label) in WITHHELD {
             series.global(REPORTER_HOLDERS_WITHHELD, [label.into()], self.withheld[reason as usize] as f64);
         }
@@ -140,7 +133,7 @@ impl InsideView {
         reports: &Reports,
         gpus: &GpuIndex<'_>,
         series: &mut Series,
-    ) {
+    ) -> Vec<((u32, u32), HolderPartition)> {
         let read_at: Vec<Timestamp> = cycle_data.gpu_devices().map(|(reading, _)| reading.at).collect();
         let mut partitions: BTreeMap<(u32, u32), Result<HolderPartition, Withheld>> = BTreeMap::new();
         for process in gpus.processes.iter().filter(|process| process.container != NONE) {
@@ -150,12 +143,20 @@ impl InsideView {
             let held = held_by(process, reports, gpus, *at);
             *partition = partition.and_then(|sum| held.map(|held| sum.plus(held)));
         }
+        let mut known = Vec::with_capacity(partitions.len());
         for ((container, gpu), partition) in partitions {
             match partition {
-                Ok(partition) => partition.write(container, gpu, series),
+                Ok(partition) => {
+                    for (holder, bytes) in partition.parts() {
+                        let labels = [holder.into()];
+                        series.container_gpu(CONTAINER_GPU_HOLDER, container, gpu, labels, bytes as f64);
+                    }
+                    known.push(((container, gpu), partition));
+                }
                 Err(reason) => self.withheld[reason as usize] += 1,
             }
         }
+        known
     }
 }
 
@@ -192,30 +193,6 @@ fn held_by(
     let torch_cache = reserved.checked_sub(tensors).ok_or(Withheld::Negative)?;
     let outside_torch = used.checked_sub(reserved).ok_or(Withheld::Negative)?;
     Ok(HolderPartition { tensors, torch_cache, outside_torch, not_reporting: 0, is_any_reporting: true })
-}
-
-impl HolderPartition {
-    fn plus(self, other: Self) -> Self {
-        Self {
-            tensors: self.tensors + other.tensors,
-            torch_cache: self.torch_cache + other.torch_cache,
-            outside_torch: self.outside_torch + other.outside_torch,
-            not_reporting: self.not_reporting + other.not_reporting,
-            is_any_reporting: self.is_any_reporting || other.is_any_reporting,
-        }
-    }
-
-    fn write(self, container: u32, gpu: u32, series: &mut Series) {
-        let mut row = |holder: &'static str, bytes: u64| {
-            series.container_gpu(CONTAINER_GPU_HOLDER, container, gpu, [holder.into()], bytes as f64);
-        };
-        if self.is_any_reporting {
-            row("tensors", self.tensors);
-            row("torch_cache", self.torch_cache);
-            row("outside_torch", self.outside_torch);
-        }
-        row("not_reporting", self.not_reporting);
-    }
 }
 
 /// Writes the memory of torch by GPU and local rank.
@@ -359,13 +336,18 @@ pub(super) mod tests {
     fn partitions(data: &CycleData, processes: &[DeviceProcess]) -> (Vec<(u32, String, u64)>, [u64; 4]) {
         let (mut view, mut series) = (InsideView::default(), Series::default());
         let gpus = GpuIndex::new(data, processes);
-        view.write_partitions(data, data.reports.as_ref().unwrap(), &gpus, &mut series);
+        let found = view.write_partitions(data, data.reports.as_ref().unwrap(), &gpus, &mut series);
         let label = |row| match &series.labels(row)[0] {
             Label::Fixed(text) => (*text).to_owned(),
             other => panic!("{other:?}"),
         };
         let rows = series.rows().iter().map(|row| (row.gpu, label(row), row.value as u64));
-        (rows.collect(), view.withheld)
+        let rows: Vec<_> = rows.collect();
+        let parts = found.iter().flat_map(|((_, gpu), partition)| {
+            partition.parts().map(|(holder, bytes)| (*gpu, holder.to_owned(), bytes))
+        });
+        assert_eq!(rows, parts.collect::<Vec<_>>(), "the rows have what is returned");
+        (rows, view.withheld)
     }
 
     #[test]

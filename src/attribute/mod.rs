@@ -16,6 +16,7 @@ pub use roles::{GpuHolders, Role};
 
 use crate::catalog::*;
 use crate::clock::Timestamp;
+use crate::collect::cycle::CycleRole;
 use crate::collect::process::Process;
 use crate::collect::{Context, CycleData};
 use crate::config::OwnerLabels;
@@ -49,6 +50,8 @@ pub struct Attribution {
     pub gpus: gpu::GpuAttribution,
     /// What programs report of their GPUs.
     pub inside: inside::InsideFigures,
+    /// Sums by role.
+    pub roles: Vec<CycleRole>,
 }
 
 /// Attributes the data of one cycle and writes the resulting samples.
@@ -64,17 +67,18 @@ pub fn attribute(
     let running = containers.clone().flat_map(|number| cycle_data.processes.of(number)).map(Process::id);
     gpu_holders.update(is_complete.then(|| running.collect()).as_ref(), gpu::evidence(cycle_data));
     let mut processes = Vec::with_capacity(cycle_data.processes.len());
+    let mut roles = Vec::with_capacity(Role::ALL.len() * containers.len());
     for number in containers {
         let from = processes.len();
         push_processes(context, cycle_data, (&contexts, gpu_holders), number, &mut processes);
         let are_roles_known =
             cycle_data.processes.of(number).iter().all(|process| is_role_known(context.now, process));
         if cycle_data.processes.complete(number) && are_roles_known {
-            write_role_sums(context, cycle_data, number, &processes[from..], series);
+            write_role_sums(context, cycle_data, number, &processes[from..], series, &mut roles);
         }
     }
     let gpus = gpu::write(context, cycle_data, series);
-    Attribution { processes, gpus, ..Attribution::default() }
+    Attribution { processes, gpus, roles, ..Attribution::default() }
 }
 
 /// Returns false for a process whose command line should have been read long ago: it hangs, and so its role is unknown.
@@ -114,19 +118,22 @@ fn write_role_sums(
     number: usize,
     members: &[ContainerProcess],
     series: &mut Series,
+    roles: &mut Vec<CycleRole>,
 ) {
     let has_pss = cycle_data.pss.has(&context.inventory.containers[number].id);
     for role in Role::ALL {
         let label: Label = role.label().into();
         let of_role = || members.iter().filter(|process| process.role == role);
         let rss: u64 = of_role().map(|process| process.memory.rss_bytes).sum();
-        series.container(CONTAINER_PROCESSES, number as u32, [label.clone()], of_role().count() as f64);
-        series.container(CONTAINER_PROCESS_RSS, number as u32, [label.clone()], rss as f64);
         // a process that started after the last measurement would be missing in the sum
-        if has_pss && of_role().all(|process| process.pss_bytes.is_some()) {
-            let pss: u64 = of_role().filter_map(|process| process.pss_bytes).sum();
-            series.container(CONTAINER_PROCESS_PSS, number as u32, [label], pss as f64);
+        let pss = has_pss.then(|| of_role().map(|process| process.pss_bytes).sum::<Option<u64>>()).flatten();
+        let (container, processes) = (number as u32, of_role().count() as u64);
+        series.container(CONTAINER_PROCESSES, container, [label.clone()], processes as f64);
+        series.container(CONTAINER_PROCESS_RSS, container, [label.clone()], rss as f64);
+        if let Some(pss) = pss {
+            series.container(CONTAINER_PROCESS_PSS, container, [label], pss as f64);
         }
+        roles.push(CycleRole { container, role: role.label(), processes, rss, pss });
     }
 }
 

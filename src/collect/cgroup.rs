@@ -549,7 +549,7 @@ impl Collector for Cgroups {
             output.cycle_data.memory.push(memory);
             output.cycle_data.cpu.push(times.flatten());
         }
-        self.pods.write(output.series);
+        output.cycle_data.pods = self.pods.write(output.series);
         self.end_cycle(context.inventory, output.cycle_data);
         output.cycle_data.memory_complete = is_complete;
         if read == 0 && failed > 0 { CollectOutcome::Failed } else { CollectOutcome::Ok }

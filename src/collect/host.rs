@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use procfs::{FromBufRead, Meminfo, MemoryPressure};
 
 use super::container_memory::ContainerMemory;
-use super::memory_headroom::HostMemory;
+use super::cycle::HostMemory;
 use super::shm::HostShm;
 use super::{CollectOutcome, Collector, Context, Output};
 use crate::catalog::*;
@@ -146,14 +146,20 @@ impl Collector for HostCollector {
             }
         };
         let series = &mut *output.series;
-        series.global(HOST_MEMORY_TOTAL, [], info.mem_total as f64);
-        if let Some(available) = info.mem_available {
+        let mut memory = HostMemory {
+            total: info.mem_total,
+            available: info.mem_available,
+            swap_total: info.swap_total,
+            swap_used: info.swap_total.saturating_sub(info.swap_free),
+            waiting_seconds: None,
+        };
+        series.global(HOST_MEMORY_TOTAL, [], memory.total as f64);
+        if let Some(available) = memory.available {
             series.global(HOST_MEMORY_AVAILABLE, [], available as f64);
             output.cycle_data.free_swap = info.swap_free;
-            output.cycle_data.host = Some(HostMemory { total: info.mem_total, available });
         }
-        series.global(HOST_SWAP_TOTAL, [], info.swap_total as f64);
-        series.global(HOST_SWAP_USED, [], info.swap_total.saturating_sub(info.swap_free) as f64);
+        series.global(HOST_SWAP_TOTAL, [], memory.swap_total as f64);
+        series.global(HOST_SWAP_USED, [], memory.swap_used as f64);
         let containers = container_memory(context, &output.cycle_data.memory);
         let mut parts = Partition::of(&info, containers);
         if parts.is_some_and(|parts| parts.unaccounted < 0) {
@@ -170,11 +176,14 @@ impl Collector for HostCollector {
         }
         match self.pressure(context) {
             Ok(pressure) => {
-                series.global(HOST_PRESSURE_WAITING, [], pressure.some.total as f64 / 1e6);
+                let waiting_seconds = pressure.some.total as f64 / 1e6;
+                memory.waiting_seconds = Some(waiting_seconds);
+                series.global(HOST_PRESSURE_WAITING, [], waiting_seconds);
                 series.global(HOST_PRESSURE_STALLED, [], pressure.full.total as f64 / 1e6);
             }
             Err(error) => output.read_errors.record(&error), // gone or absent on a kernel without PSI
         }
+        output.cycle_data.host = Some(memory);
         let mut shm = self.shm.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((used, size)) = shm.sizes(context.host_paths) {
             series.global(HOST_SHM_USED, [], used as f64);

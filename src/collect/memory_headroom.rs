@@ -15,15 +15,6 @@ const MIN_FREE_DIVISOR: u64 = 32;
 /// Headroom is also low if it covers less than this many cycles of the present growth.
 const MIN_FREE_CYCLES: i64 = 2;
 
-/// Memory of the host from /proc/meminfo, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostMemory {
-    /// MemTotal.
-    pub total: u64,
-    /// MemAvailable.
-    pub available: u64,
-}
-
 /// Tracks the headroom of the host and of each container.
 #[derive(Debug, Default)]
 pub struct MemoryHeadroom {
@@ -49,7 +40,7 @@ impl MemoryHeadroom {
     /// Updates the headroom with the data of one cycle. A container whose memory was not read counts as low: its cgroup
     /// may be gone. A container without a limit does not.
     pub fn update(&mut self, context: &Context<'_>, cycle_data: &CycleData) -> LowHeadroom {
-        let host = cycle_data.host.map(|host| (host.available as i64, host.total));
+        let host = cycle_data.host.and_then(|host| Some((host.available? as i64, host.total)));
         let mut low = LowHeadroom {
             host: host.is_some_and(|(left, total)| is_low(left, total, self.host_before)),
             ..LowHeadroom::default()

@@ -8,6 +8,7 @@ pub mod cgroup;
 mod cgroup_limits;
 pub mod container_cpu;
 pub mod container_memory;
+pub mod cycle;
 mod pod_memory;
 mod amdgpu;
 mod gpu_readings;
@@ -60,7 +61,9 @@ pub struct CycleData {
     /// The number of open files of cgroups, and of those that could not be opened.
     pub cgroup_files: usize,
     /// Memory of the host.
-    pub host: Option<memory_headroom::HostMemory>,
+    pub host: Option<cycle::HostMemory>,
+    /// Memory of pods.
+    pub pods: Vec<cycle::PodMemory>,
     /// Free swap of the host in the last cycle that read it: containers are read before.
     pub free_swap: u64,
     /// Processes of all containers.
@@ -86,6 +89,7 @@ impl CycleData {
         self.memory_complete = false;
         self.cgroup_files = 0;
         self.host = None;
+        self.pods.clear();
         self.processes.clear();
         self.gpus.clear();
         self.gpu_samples.clear();

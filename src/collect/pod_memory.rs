@@ -8,20 +8,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::cycle::PodMemory;
 use crate::catalog::*;
 use crate::discover::Pod;
 use crate::series::{Label, Series};
-
-/// Memory of a pod in one cycle, in bytes.
-#[derive(Debug)]
-struct PodMemory {
-    pod: Arc<Pod>,
-    usage: u64,
-    /// `None` when unlimited.
-    limit: Option<u64>,
-    /// Of its running containers.
-    containers: u64,
-}
 
 /// The pods of one cycle, by the paths of their cgroups.
 #[derive(Debug, Default)]
@@ -35,8 +25,8 @@ impl PodMemories {
         self.0.entry(path.to_path_buf()).or_insert_with(new).containers += container_usage;
     }
 
-    /// Writes their series, and begins the next cycle. While a pod is replaced by another of its name, both are one series.
-    pub fn write(&mut self, series: &mut Series) {
+    /// Writes their series, and begins the next cycle. While a pod is replaced by another of its name, both are one. Returns them.
+    pub fn write(&mut self, series: &mut Series) -> Vec<PodMemory> {
         let mut by_name: BTreeMap<(Arc<str>, Arc<str>), PodMemory> = BTreeMap::new();
         for (_, memory) in self.0.drain() {
             let name = (Arc::clone(&memory.pod.namespace), Arc::clone(&memory.pod.name));
@@ -50,21 +40,21 @@ impl PodMemories {
                 }
             }
         }
-        for ((namespace, name), memory) in by_name {
-            // the files are not read at one instant
-            let usage = memory.usage.max(memory.containers);
-            let of_pod = || [Label::from(&namespace), Label::from(&name)];
-            series.global(POD_MEMORY_USAGE, of_pod(), usage as f64);
+        let mut pods: Vec<PodMemory> = by_name.into_values().collect();
+        for memory in &mut pods {
+            memory.usage = memory.usage.max(memory.containers); // the files are not read at one instant
+            let of_pod = || [Label::from(&memory.pod.namespace), Label::from(&memory.pod.name)];
+            series.global(POD_MEMORY_USAGE, of_pod(), memory.usage as f64);
             if let Some(limit) = memory.limit {
                 series.global(POD_MEMORY_LIMIT, of_pod(), limit as f64);
             }
-            for (component, bytes) in [("containers", memory.containers), ("rest", usage - memory.containers)]
-            {
+            for (component, bytes) in [("containers", memory.containers), ("rest", memory.rest())] {
                 let [namespace, name] = of_pod();
                 let labels = [namespace, name, component.into()];
                 series.global(POD_MEMORY_COMPONENT, labels, bytes as f64);
             }
         }
+        pods
     }
 }
 
@@ -84,7 +74,12 @@ mod tests {
         add("pod2", "web", (10, Some(50)), 12);
         add("pod3", "web", (7, None), 5);
         let mut series = Series::default();
-        pods.write(&mut series);
+        let found = pods.write(&mut series).into_iter();
+        let found = found.map(|pod| (pod.pod.name.to_string(), pod.usage, pod.containers, pod.rest()));
+        assert_eq!(
+            found.collect::<Vec<_>>(),
+            [("train-0".to_owned(), 100, 50, 50), ("web".to_owned(), 17, 17, 0)]
+        );
         let text = |label: &Label| match label {
             Label::Fixed(text) => (*text).to_owned(),
             Label::Text(text) => text.to_string(),

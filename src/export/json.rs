@@ -192,13 +192,11 @@ mod tests {
             gpu_bytes: Some(3),
         };
         let snapshot = Snapshot {
-            finished: Timestamp::now(),
-            series: Series::default(),
             containers: ["a", "b", "c", "ended"].map(|name| Container::in_cgroup(name, name)).into(),
             running: 3,
-            gpus: vec![],
             processes: vec![ContainerProcess { container: 0, ..process.clone() }, process],
             processes_complete: vec![false, true, true],
+            ..Snapshot::of_series(Timestamp::now(), Series::default())
         };
         let text: Value = serde_json::from_slice(&containers(&snapshot)).unwrap();
         let list = |number: usize| text["containers"][number].get("processes").cloned();

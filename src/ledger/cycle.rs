@@ -14,6 +14,7 @@ use crate::runs::usage::{ContainerUsage, ProcessUsage};
 use crate::attribute::{Attribution, Role};
 use crate::catalog::*;
 use crate::clock::Timestamp;
+use crate::collect::cycle::CycleCounts;
 use crate::collect::{Context, CycleData};
 use crate::discover::{Container, Identity};
 use crate::gpu::GpuDevice;
@@ -22,6 +23,17 @@ use crate::gpu_state::xid_dedup::XidDedup;
 use crate::gpu_state::xids::{ReportedXid, XidCounts};
 use crate::runs::peaks::RunPeaksTable;
 use crate::series::Series;
+
+/// What the ledger adds to a cycle.
+#[derive(Debug, Default)]
+pub struct LedgerSample {
+    /// Ended containers that are still shown; they are numbered after the running ones.
+    pub ended: Vec<Arc<Container>>,
+    /// OOM kills on this host.
+    pub host_oom_kills: Option<u64>,
+    /// Counts of running containers, by number.
+    pub counts: Vec<Option<CycleCounts>>,
+}
 
 /// The cycle's half of the ledger.
 #[derive(Debug)]
@@ -51,8 +63,7 @@ impl Ledger {
         self.shared_state.has_figures()
     }
 
-    /// Records one cycle and writes the ledger's series. Returns the ended containers that are still shown; they are
-    /// numbered after the running ones.
+    /// Records one cycle and writes the ledger's series.
     pub fn record_cycle(
         &mut self,
         context: &Context<'_>,
@@ -60,7 +71,7 @@ impl Ledger {
         cycle_data: &CycleData,
         attribution: &Attribution,
         series: &mut Series,
-    ) -> Vec<Arc<Container>> {
+    ) -> LedgerSample {
         if let Some(stored) = self.shared_state.take_stored_peaks() {
             self.containers.restore(stored);
         }
@@ -78,17 +89,19 @@ impl Ledger {
         }
         self.publish_gpu_errors(context, cycle_data, xids);
         self.publish_cycle(context, cycle_data, attribution);
-        let mut shown = self.containers.write(context, series);
+        let ended = self.containers.write(context, series);
+        let mut sample = LedgerSample { ended, ..LedgerSample::default() };
         if let Some(figures) = self.shared_state.figures(context.now) {
             write_host(&figures, series);
-            write_containers(&figures, context, &mut shown, series);
+            sample.host_oom_kills = figures.oom_kills();
+            sample.counts = write_containers(&figures, context, &mut sample.ended, series);
             if figures.sources.contains(&(SourceName::Kmsg, true)) {
                 self.xids.init_at_zero(context, cycle_data, &attribution.gpus);
             }
         }
-        let containers = context.inventory.containers.iter().chain(&shown);
+        let containers = context.inventory.containers.iter().chain(&sample.ended);
         self.xids.write(context.now, containers, series);
-        shown
+        sample
     }
 
     /// Passes GPU errors to the ledger service, which makes events of them.
@@ -149,7 +162,7 @@ impl Ledger {
             at: context.now,
             inventory: Arc::clone(context.inventory),
             containers: containers.into_iter().map(Arc::new).collect(),
-            host_memory: cycle_data.host.map(|host| (host.total, host.available)),
+            host_memory: cycle_data.host.and_then(|host| Some((host.total, host.available?))),
             gpus: gpu_uses(context, cycle_data, attribution),
         });
     }
@@ -243,21 +256,25 @@ pub fn write_figures(figures: &LedgerFigures, series: &mut Series) -> Vec<Arc<Co
 
 /// Writes the counters of all container names: of running containers, of ended ones in `shown`, and of those that only
 /// the ledger remembers, which are appended to `shown`. A container that the ledger service does not know yet gets no
-/// counters in this cycle: its name may have earlier counts, so 0 would be wrong.
+/// counters in this cycle: its name may have earlier counts, so 0 would be wrong. Returns those of running containers.
 fn write_containers(
     figures: &LedgerFigures,
     context: &Context<'_>,
     shown: &mut Vec<Arc<Container>>,
     series: &mut Series,
-) {
+) -> Vec<Option<CycleCounts>> {
     let by_name: HashMap<&Identity, &ContainerFigures> =
         figures.containers.iter().map(|figures| (&figures.identity, figures)).collect();
     let running = &context.inventory.containers;
-    let mut written = HashSet::new();
+    let (mut written, mut counts) = (HashSet::new(), Vec::with_capacity(running.len()));
     for (number, container) in running.iter().chain(shown.iter()).enumerate() {
         let name = container.identity.clone();
-        if let Some(figures) = by_name.get(&name) {
+        let figures = by_name.get(&name);
+        if let Some(figures) = figures {
             write_container(figures, number as u32, series);
+        }
+        if number < running.len() {
+            counts.push(figures.map(|figures| figures.counts()));
         }
         written.insert(name);
     }
@@ -266,14 +283,12 @@ fn write_containers(
         write_container(figures, number as u32, series);
         shown.push(Arc::new(Container::known_by_name(figures.identity.clone())));
     }
+    counts
 }
 
 fn write_container(figures: &ContainerFigures, number: u32, series: &mut Series) {
     if let Some(since) = figures.since {
         series.set_counted_since(number, since);
-    }
-    if figures.former_kills > 0 {
-        series.set_former_kills(number, figures.former_kills, figures.former_last_kill);
     }
     for (victim, scopes) in std::iter::zip(["main", "child"], figures.kills) {
         for (scope, kills) in std::iter::zip(["container", "host"], scopes) {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::interval::Written;
 use crate::clock::Timestamp;
+use crate::collect::cycle::CycleCounts;
 use crate::discover::cgroup_tree::CgroupTree;
 use crate::discover::{ContainerId, Hierarchy, Inventory};
 use crate::events::{ExitReason, GpuError, Identity};
@@ -144,6 +145,13 @@ pub struct LedgerFigures {
     pub containers: Vec<ContainerFigures>,
 }
 
+impl LedgerFigures {
+    /// Returns the OOM kills on this host, if they are known.
+    pub fn oom_kills(&self) -> Option<u64> {
+        self.has_counts.then_some(self.host_kills)
+    }
+}
+
 /// Figures of one container name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerFigures {
@@ -169,6 +177,17 @@ pub struct ContainerFigures {
     pub cuda_ooms: [Option<u64>; 2],
     /// Unix time of the last one.
     pub last_cuda_oom: Option<f64>,
+}
+
+impl ContainerFigures {
+    /// Returns what screens show of them.
+    pub fn counts(&self) -> CycleCounts {
+        CycleCounts {
+            oom_kills: self.kills.as_flattened().iter().sum::<u64>() + self.former_kills,
+            last_oom_kill: self.last_kill.into_iter().chain(self.former_last_kill).reduce(f64::max),
+            cuda_ooms: self.cuda_ooms.iter().flatten().copied().reduce(|one, other| one + other),
+        }
+    }
 }
 
 /// The shared state.
@@ -372,6 +391,21 @@ impl SharedState {
 mod tests {
     use super::*;
     use crate::ledger::sources::kernel_log::LogPosition;
+
+    #[test]
+    fn counts_of_a_container_include_those_under_former_names() {
+        let figures = ContainerFigures {
+            former_kills: 2,
+            former_last_kill: Some(9.0),
+            kills: [[1, 0], [4, 0]],
+            last_kill: Some(7.0),
+            ..ContainerFigures::default()
+        };
+        let counts = CycleCounts { oom_kills: 7, last_oom_kill: Some(9.0), cuda_ooms: None };
+        assert_eq!(figures.counts(), counts);
+        let with_errors = ContainerFigures { cuda_ooms: [Some(1), Some(2)], ..figures };
+        assert_eq!(with_errors.counts().cuda_ooms, Some(3));
+    }
 
     #[test]
     fn figures_of_a_ledger_that_hangs_have_no_source_that_is_up() {

@@ -31,4 +31,4 @@ pub mod totals;
 pub mod victim_probe;
 mod writer;
 
-pub use cycle::{Ledger, write_figures};
+pub use cycle::{Ledger, LedgerSample, write_figures};

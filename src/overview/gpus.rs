@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ContainerUse, Rows};
-use crate::catalog::FamilyId;
-use crate::gpu;
-use crate::series::{NONE, Row};
+use super::{ContainerUse, float, gpu_name};
+use crate::collect::cycle::AllocatedDevice;
+use crate::gpu::GpuIdentity;
+use crate::snapshot::Snapshot;
 
 /// A GPU, or a MIG instance.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -75,80 +75,69 @@ impl GpuOverview {
 }
 
 /// Returns the GPUs and their MIG instances.
-pub(super) fn gpus(rows: &Rows<'_>, containers: &[ContainerUse]) -> Vec<GpuOverview> {
-    let of = |family| rows.by_gpu(family);
-    let (total, used) = (of(FamilyId::GPU_MEMORY_TOTAL), of(FamilyId::GPU_MEMORY_USED));
-    let (reserved, host) = (of(FamilyId::GPU_MEMORY_RESERVED), of(FamilyId::GPU_HOST_PROCESSES));
-    let (unattributed, busy) = (of(FamilyId::GPU_MEMORY_UNATTRIBUTED), of(FamilyId::GPU_UTILIZATION));
-    let mut found: Vec<GpuOverview> = rows
-        .0
-        .gpus
-        .iter()
-        .enumerate()
-        .map(|(number, identity)| GpuOverview {
-            gpu: rows.gpu_name(number as u32),
+pub(super) fn gpus(snapshot: &Snapshot, containers: &[ContainerUse]) -> Vec<GpuOverview> {
+    let cycle = &snapshot.cycle;
+    let mut found: Vec<GpuOverview> = std::iter::zip(&snapshot.gpus, &cycle.gpus)
+        .map(|(identity, figures)| GpuOverview {
+            gpu: gpu_name(identity),
             uuid: identity.key().to_string(),
             model: Arc::clone(&identity.model),
-            memory_total_bytes: total[number],
-            memory_used_bytes: used[number],
-            memory_reserved_bytes: reserved[number],
-            host_processes_bytes: host[number],
-            unattributed_bytes: unattributed[number],
-            utilization_ratio: busy[number],
+            memory_total_bytes: figures.total.map(float),
+            memory_used_bytes: figures.used.map(float),
+            memory_reserved_bytes: figures.reserved.map(float),
+            host_processes_bytes: figures.rest.host.map(float),
+            unattributed_bytes: figures.rest.unattributed.map(float),
+            utilization_ratio: figures.utilization,
             holders: vec![],
             allocated_to: vec![],
         })
         .collect();
-    for row in rows.0.family(FamilyId::CONTAINER_GPU_MEMORY) {
-        let Some(holder) = containers.get(row.container as usize).filter(|_| row.container != NONE) else {
-            continue;
-        };
-        add_holder(&mut found[row.gpu as usize].holders, &holder.name, row.value);
-        // a GPU that is split has what its instances hold
-        if let Some(parent) = split_gpu(rows, row.gpu) {
-            add_holder(&mut found[parent].holders, &holder.name, row.value);
+    for used in &cycle.gpu_uses {
+        let (holder, Some(bytes)) = (&containers[used.container as usize], used.used) else { continue };
+        for gpu in with_parent(snapshot, used.gpu) {
+            add_holder(&mut found[gpu].holders, &holder.name, float(bytes));
         }
     }
-    for row in rows.0.family(FamilyId::CONTAINER_GPU_ALLOCATED) {
-        let container = rows.0.containers[row.container as usize].identity.path();
-        let allocation = GpuAllocation { container, running: (row.container as usize) < rows.0.running };
-        // a GPU that is split has what its instances have
-        for gpu in [Some(row.gpu as usize), split_gpu(rows, row.gpu)].into_iter().flatten() {
+    for (container, gpu) in &cycle.gpu_allocations {
+        let allocation = GpuAllocation {
+            container: snapshot.containers[*container as usize].identity.path(),
+            running: (*container as usize) < snapshot.running,
+        };
+        for gpu in with_parent(snapshot, *gpu) {
             if !found[gpu].allocated_to.contains(&allocation) {
                 found[gpu].allocated_to.push(allocation.clone());
             }
         }
     }
     for gpu in &mut found {
-        gpu.holders.sort_by(|one, other| other.1.total_cmp(&one.1));
+        gpu.holders.sort_by(|one, other| other.1.total_cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
         gpu.allocated_to.sort_by(|one, other| one.container.cmp(&other.container));
     }
     found
 }
 
-/// Returns the number of the GPU that a MIG instance is of; `None` for a whole GPU.
-fn split_gpu(rows: &Rows<'_>, number: u32) -> Option<usize> {
-    let identity = &rows.0.gpus[number as usize];
-    let is_parent = |other: &gpu::GpuIdentity| other.instance.is_none() && other.uuid == identity.uuid;
-    identity.instance.as_ref()?;
-    rows.0.gpus.iter().position(|other| is_parent(other))
+/// Returns a GPU, and for a MIG instance also the GPU that it is of: that has what its instances have.
+fn with_parent(snapshot: &Snapshot, number: u32) -> impl Iterator<Item = usize> {
+    let identity = &snapshot.gpus[number as usize];
+    let is_parent = |other: &GpuIdentity| other.instance.is_none() && other.uuid == identity.uuid;
+    let parent =
+        identity.instance.as_ref().and_then(|_| snapshot.gpus.iter().position(|other| is_parent(other)));
+    [Some(number as usize), parent].into_iter().flatten()
 }
 
-/// Returns the devices that the kubelet allocated under other names.
-pub(super) fn other_devices(rows: &Rows<'_>) -> Vec<OtherDevice> {
-    let text = |row: &Row, number| rows.label(row, number).unwrap_or_default().to_owned();
-    let container = |row: &Row| rows.0.containers[row.container as usize].identity.path();
-    let of_plugins = rows.0.family(FamilyId::CONTAINER_GPU_UNMATCHED).iter().map(|row| OtherDevice {
-        container: container(row),
-        source: text(row, 0),
-        device: text(row, 1),
-    });
-    let claimed = rows.0.family(FamilyId::CONTAINER_DEVICE_CLAIMED).iter().map(|row| OtherDevice {
-        container: container(row),
-        source: text(row, 0),
-        device: format!("{}/{}", text(row, 1), text(row, 2)),
-    });
-    of_plugins.chain(claimed).collect()
+/// Returns the devices that the kubelet allocated under other names, those of device plugins first.
+pub(super) fn other_devices(snapshot: &Snapshot) -> Vec<OtherDevice> {
+    let mut devices: Vec<&AllocatedDevice> = snapshot.cycle.other_devices.iter().collect();
+    devices.sort_by_key(|device| (device.pool.is_some(), device.container));
+    let of = |device: &AllocatedDevice| OtherDevice {
+        container: snapshot.containers[device.container as usize].identity.path(),
+        source: device.source.to_string(),
+        device: match &device.pool {
+            Some(pool) => format!("{pool}/{}", device.device),
+            None => device.device.to_string(),
+        },
+    };
+    devices.into_iter().map(of).collect()
 }
 
 fn add_holder(holders: &mut Vec<(String, f64)>, name: &str, bytes: f64) {

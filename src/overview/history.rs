@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Rows;
-use crate::catalog::FamilyId;
+use super::float;
 use crate::clock::Timestamp;
 use crate::discover::{Container, ContainerId};
 use crate::snapshot::Snapshot;
@@ -205,7 +204,7 @@ impl Recorder {
 
     /// Records a snapshot.
     pub fn add(&mut self, snapshot: &Snapshot) {
-        let (rows, at) = (Rows(snapshot), snapshot.finished.unix_seconds());
+        let (cycle, at) = (&snapshot.cycle, snapshot.finished.unix_seconds());
         let running = &snapshot.containers[..snapshot.running];
         self.record_processes(snapshot, running);
         let since = at - self.recorded;
@@ -214,25 +213,25 @@ impl Recorder {
         }
         self.recorded = at;
         let per_second = |now: f64, before: f64| (since > 0.0).then_some((now - before).max(0.0) / since);
-        let waiting = rows.global(FamilyId::HOST_PRESSURE_WAITING);
+        let waiting = cycle.host.memory.and_then(|memory| memory.waiting_seconds);
         self.memory_waiting_ratio =
             waiting.zip(self.waiting_seconds).and_then(|(now, before)| per_second(now, before));
         self.waiting_seconds = waiting;
         let before = std::mem::take(&mut self.cpu);
-        let cpu = running.iter().zip(rows.by_container(FamilyId::CONTAINER_CPU));
-        self.cpu = cpu
-            .filter_map(|(container, seconds)| {
+        self.cpu = std::iter::zip(running, &cycle.containers)
+            .filter_map(|(container, found)| {
+                let seconds = found.cpu_seconds?;
                 let before = before.get(&container.id).map(|before| before.seconds);
-                let cores = before.and_then(|before| per_second(seconds?, before));
-                Some((container.id.clone(), Cpu { seconds: seconds?, cores }))
+                let cores = before.and_then(|before| per_second(seconds, before));
+                Some((container.id.clone(), Cpu { seconds, cores }))
             })
             .collect();
-        let memory = rows.by_container(FamilyId::CONTAINER_MEMORY_UNRECLAIMABLE);
-        let gpu = rows.gpu_bytes();
-        for (container, (memory, gpu)) in running.iter().zip(memory.into_iter().zip(gpu)) {
+        let found = std::iter::zip(&cycle.containers, cycle.gpu_bytes());
+        for (container, (found, gpu)) in std::iter::zip(running, found) {
             if self.tracks.contains_key(&container.id) || self.can_add(running) {
                 let new = || Track::new(self.step);
-                self.tracks.entry(container.id.clone()).or_insert_with(new).add(at, memory, gpu);
+                let track = self.tracks.entry(container.id.clone()).or_insert_with(new);
+                track.add(at, found.unreclaimable.map(float), gpu.map(float));
             }
         }
         self.tracks.retain(|_, track| (track.newest as f64 + 1.0) * track.step > at - SPAN);
@@ -291,14 +290,14 @@ impl Recorder {
     /// Returns what an overview of this snapshot needs. The history is that of the container with this id.
     pub fn figures(&self, snapshot: &Snapshot, history_of: Option<&str>) -> Figures {
         let now = snapshot.finished.unix_seconds();
-        let limits = Rows(snapshot).by_container(FamilyId::CONTAINER_MEMORY_EFFECTIVE_LIMIT);
+        let limit = |number: usize| snapshot.cycle.containers.get(number)?.effective_limit.map(float);
         let running = &snapshot.containers[..snapshot.running];
         Figures {
             cpu_cores: running.iter().map(|container| self.cpu.get(&container.id)?.cores).collect(),
             growth: running
                 .iter()
-                .zip(limits)
-                .map(|(container, limit)| self.growth(container, now, limit))
+                .enumerate()
+                .map(|(number, container)| self.growth(container, now, limit(number)))
                 .collect(),
             has_no_process: running
                 .iter()

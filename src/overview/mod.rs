@@ -10,9 +10,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::attribute::{ContainerProcess, Role};
-use crate::catalog::FamilyId;
+use crate::collect::cycle::{Cycle, PodMemory};
 use crate::discover::RuntimeKind;
-use crate::series::{Label, Row};
+use crate::gpu::GpuIdentity;
 use crate::snapshot::Snapshot;
 pub use gpus::{GpuAllocation, GpuOverview, OtherDevice};
 use gpus::{gpus, other_devices};
@@ -202,10 +202,10 @@ impl Details<'_> {
 impl Overview {
     /// Returns the overview of a snapshot, with what earlier ones add.
     pub fn from_snapshot(snapshot: &Snapshot, figures: Figures, details: Details<'_>) -> Self {
-        let rows = Rows(snapshot);
-        let host = host(&rows, &figures);
-        let runtimes_unreachable = rows.runtimes_unreachable();
-        let mut containers = containers(&rows, &figures);
+        let cycle = &snapshot.cycle;
+        let host = host(cycle, &figures);
+        let runtimes_unreachable = runtimes_unreachable(cycle);
+        let mut containers = containers(snapshot, &figures);
         for container in &mut containers {
             let is_unreachable = runtimes_unreachable.iter().any(|it| it == container.runtime.as_str());
             if container.state == ListedState::Running && is_unreachable {
@@ -220,16 +220,16 @@ impl Overview {
             }
             container.history = if is_selected { history.take() } else { None };
         }
-        let gpus = gpus(&rows, &containers);
+        let gpus = gpus(snapshot, &containers);
         containers.sort_by(|one, other| Sort::Limit.compare(one, other));
-        let pods = if details == Details::Processes { pods(&rows) } else { vec![] };
+        let pods = if details == Details::Processes { pods(cycle) } else { vec![] };
         Self {
             at: snapshot.finished.unix_seconds(),
             host,
             gpus,
             containers,
             pods,
-            other_devices: other_devices(&rows),
+            other_devices: other_devices(snapshot),
             runtimes_unreachable,
         }
     }
@@ -278,134 +278,50 @@ impl Sort {
     }
 }
 
-/// The rows of a snapshot, summed by what a screen asks for.
-struct Rows<'a>(&'a Snapshot);
+/// Returns an amount as documents have it.
+fn float(bytes: u64) -> f64 {
+    bytes as f64
+}
 
-impl Rows<'_> {
-    /// Returns the only value of a family of the host.
-    fn global(&self, family: FamilyId) -> Option<f64> {
-        self.0.family(family).first().map(|row| row.value)
-    }
+/// Returns the runtimes that have a socket that does not respond.
+fn runtimes_unreachable(cycle: &Cycle) -> Vec<String> {
+    let down = cycle.runtimes.iter().filter(|(_, is_up)| !is_up);
+    down.map(|(runtime, _)| runtime.as_str().to_owned()).collect()
+}
 
-    /// Returns the sum of a family for each running container; `None` where it has no row.
-    fn by_container(&self, family: FamilyId) -> Vec<Option<f64>> {
-        let mut sums = vec![None; self.0.running];
-        for row in self.0.family(family) {
-            if let Some(sum) = sums.get_mut(row.container as usize) {
-                *sum = Some(sum.unwrap_or(0.0) + row.value);
-            }
+/// Returns the short name of a GPU.
+fn gpu_name(identity: &GpuIdentity) -> String {
+    match &identity.instance {
+        None => identity.index.to_string(),
+        Some(instance) if instance.compute_instance_id.is_empty() => {
+            format!("{}/{}", identity.index, instance.gpu_instance_id)
         }
-        sums
-    }
-
-    /// Returns the mean of a family for each running container; `None` where it has no row.
-    fn mean_by_container(&self, family: FamilyId) -> Vec<Option<f64>> {
-        let mut counts = vec![0.0; self.0.running];
-        for row in self.0.family(family) {
-            if let Some(count) = counts.get_mut(row.container as usize) {
-                *count += 1.0;
-            }
-        }
-        let sums = self.by_container(family);
-        sums.into_iter().zip(counts).map(|(sum, count)| Some(sum? / count)).collect()
-    }
-
-    /// Adds a family of running containers to maps by its first label.
-    fn by_label(&self, family: FamilyId, mut add: impl FnMut(usize, &str, f64)) {
-        for row in self.0.family(family) {
-            if (row.container as usize) < self.0.running
-                && let Some(label) = self.first_label(row)
-            {
-                add(row.container as usize, label, row.value);
-            }
-        }
-    }
-
-    fn first_label(&self, row: &Row) -> Option<&str> {
-        self.label(row, 0)
-    }
-
-    fn label(&self, row: &Row, number: usize) -> Option<&str> {
-        match self.0.series.labels(row).get(number)? {
-            Label::Fixed(text) => Some(text),
-            Label::Text(text) => Some(text),
-            Label::Number(_) | Label::Named(..) => None,
-        }
-    }
-
-    /// Returns the runtimes that have a socket that does not respond.
-    fn runtimes_unreachable(&self) -> Vec<String> {
-        let down = self.0.family(FamilyId::RUNTIME_UP).iter().filter(|row| row.value == 0.0);
-        down.filter_map(|row| self.first_label(row)).map(str::to_owned).collect()
-    }
-
-    /// Returns the value of a family for each GPU.
-    fn by_gpu(&self, family: FamilyId) -> Vec<Option<f64>> {
-        let mut values = vec![None; self.0.gpus.len()];
-        for row in self.0.family(family) {
-            if let Some(value) = values.get_mut(row.gpu as usize) {
-                *value = Some(row.value);
-            }
-        }
-        values
-    }
-
-    /// Returns the GPU memory of each running container; `None` where it is not known on one of its GPUs.
-    fn gpu_bytes(&self) -> Vec<Option<f64>> {
-        let mut missing = vec![0_i64; self.0.running];
-        for (family, count) in [(FamilyId::CONTAINER_GPU_PROCESSES, 1), (FamilyId::CONTAINER_GPU_MEMORY, -1)]
-        {
-            for row in self.0.family(family) {
-                if let Some(missing) = missing.get_mut(row.container as usize) {
-                    *missing += count;
-                }
-            }
-        }
-        let sums = self.by_container(FamilyId::CONTAINER_GPU_MEMORY);
-        sums.into_iter().zip(missing).map(|(sum, missing)| sum.filter(|_| missing <= 0)).collect()
-    }
-
-    /// Returns the short name of a GPU.
-    fn gpu_name(&self, gpu: u32) -> String {
-        let identity = &self.0.gpus[gpu as usize];
-        match &identity.instance {
-            None => identity.index.to_string(),
-            Some(instance) if instance.compute_instance_id.is_empty() => {
-                format!("{}/{}", identity.index, instance.gpu_instance_id)
-            }
-            Some(instance) => {
-                format!("{}/{}/{}", identity.index, instance.gpu_instance_id, instance.compute_instance_id)
-            }
+        Some(instance) => {
+            format!("{}/{}/{}", identity.index, instance.gpu_instance_id, instance.compute_instance_id)
         }
     }
 }
 
-fn host(rows: &Rows<'_>, figures: &Figures) -> HostUse {
+fn host(cycle: &Cycle, figures: &Figures) -> HostUse {
+    let memory = cycle.host.memory;
     HostUse {
-        memory_total_bytes: rows.global(FamilyId::HOST_MEMORY_TOTAL),
-        memory_available_bytes: rows.global(FamilyId::HOST_MEMORY_AVAILABLE),
-        swap_total_bytes: rows.global(FamilyId::HOST_SWAP_TOTAL),
-        swap_used_bytes: rows.global(FamilyId::HOST_SWAP_USED),
+        memory_total_bytes: memory.map(|memory| float(memory.total)),
+        memory_available_bytes: memory.and_then(|memory| memory.available).map(float),
+        swap_total_bytes: memory.map(|memory| float(memory.swap_total)),
+        swap_used_bytes: memory.map(|memory| float(memory.swap_used)),
         memory_waiting_ratio: figures.memory_waiting_ratio,
-        oom_kills: rows.global(FamilyId::HOST_OOM_KILLS),
+        oom_kills: cycle.host.oom_kills.map(float),
     }
 }
 
-fn containers(rows: &Rows<'_>, figures: &Figures) -> Vec<ContainerUse> {
-    let snapshot = rows.0;
-    let of = |family| rows.by_container(family);
-    let unreclaimable = of(FamilyId::CONTAINER_MEMORY_UNRECLAIMABLE);
-    let limits = of(FamilyId::CONTAINER_MEMORY_EFFECTIVE_LIMIT);
-    let headrooms = of(FamilyId::CONTAINER_MEMORY_HEADROOM);
-    let ratios = of(FamilyId::CONTAINER_MEMORY_LIMIT_UTILIZATION);
-    let gpu_bytes = rows.gpu_bytes();
-    let [kills, last_kills] = [FamilyId::CONTAINER_OOM_KILLS, FamilyId::CONTAINER_LAST_OOM_KILL].map(of);
-    let cuda_ooms = of(FamilyId::CONTAINER_CUDA_OOMS);
-    let mut found: Vec<ContainerUse> = snapshot.containers[..snapshot.running]
-        .iter()
+fn containers(snapshot: &Snapshot, figures: &Figures) -> Vec<ContainerUse> {
+    let cycle = &snapshot.cycle;
+    let gpu_bytes = cycle.gpu_bytes();
+    let mut found: Vec<ContainerUse> = std::iter::zip(&snapshot.containers, &cycle.containers)
         .enumerate()
-        .map(|(number, container)| {
-            let growth = figures.growth[number];
+        .map(|(number, (container, sampled))| {
+            let (counts, growth) = (sampled.counts, figures.growth[number]);
+            let headroom = sampled.headroom.map(|bytes| bytes as f64);
             ContainerUse {
                 name: container.identity.path(),
                 id: container.id.to_string(),
@@ -415,74 +331,62 @@ fn containers(rows: &Rows<'_>, figures: &Figures) -> Vec<ContainerUse> {
                     false => ListedState::Running,
                 },
                 started: container.started,
-                unreclaimable_bytes: unreclaimable[number],
-                limit_bytes: limits[number],
-                headroom_bytes: headrooms[number],
-                limit_ratio: ratios[number],
+                unreclaimable_bytes: sampled.unreclaimable.map(float),
+                limit_bytes: sampled.effective_limit.map(float),
+                headroom_bytes: headroom,
+                limit_ratio: sampled.limit_utilization,
                 growth_bytes_per_second: growth,
-                seconds_to_limit: headrooms[number].zip(growth).map(|(left, growth)| left.max(0.0) / growth),
+                seconds_to_limit: headroom.zip(growth).map(|(left, growth)| left.max(0.0) / growth),
                 cpu_cores: figures.cpu_cores[number],
-                gpu_bytes: gpu_bytes[number],
-                oom_kills: kills[number],
-                last_oom_kill: last_kills[number],
-                cuda_ooms: cuda_ooms[number],
+                gpu_bytes: gpu_bytes[number].map(float),
+                oom_kills: counts.map(|counts| float(counts.oom_kills)),
+                last_oom_kill: counts.and_then(|counts| counts.last_oom_kill),
+                cuda_ooms: counts.and_then(|counts| counts.cuda_ooms).map(float),
                 ..ContainerUse::default()
             }
         })
         .collect();
-    for (number, (kills, last)) in snapshot.series.former_kills() {
-        if let Some(container) = found.get_mut(*number as usize) {
-            container.oom_kills = container.oom_kills.map(|under_its_name| under_its_name + *kills as f64);
-            container.last_oom_kill = container.last_oom_kill.into_iter().chain(*last).reduce(f64::max);
+    for role in &cycle.roles {
+        let container = &mut found[role.container as usize];
+        // a proportional share goes before what is resident
+        container.role_bytes.insert(role.role.to_owned(), float(role.pss.unwrap_or(role.rss)));
+        container.processes_by_role.insert(role.role.to_owned(), float(role.processes));
+    }
+    for ((container, _), partition) in &cycle.gpu_holders {
+        for (holder, bytes) in partition.parts() {
+            let holders = &mut found[*container as usize].gpu_holder_bytes;
+            *holders.entry(holder.to_owned()).or_default() += float(bytes);
         }
     }
-    // a proportional share goes before what is resident
-    for family in [FamilyId::CONTAINER_PROCESS_RSS, FamilyId::CONTAINER_PROCESS_PSS] {
-        rows.by_label(family, |number, role, bytes| {
-            found[number].role_bytes.insert(role.to_owned(), bytes);
-        });
-    }
-    rows.by_label(FamilyId::CONTAINER_PROCESSES, |number, role, count| {
-        found[number].processes_by_role.insert(role.to_owned(), count);
-    });
-    rows.by_label(FamilyId::CONTAINER_GPU_HOLDER, |number, holder, bytes| {
-        *found[number].gpu_holder_bytes.entry(holder.to_owned()).or_default() += bytes;
-    });
-    for row in snapshot.family(FamilyId::CONTAINER_GPU_MEMORY) {
-        if let Some(container) = found.get_mut(row.container as usize) {
-            *container.gpus.entry(rows.gpu_name(row.gpu)).or_default() += row.value;
+    let mut shares = vec![(0.0, 0.0); found.len()];
+    for used in &cycle.gpu_uses {
+        let number = used.container as usize;
+        if let Some(bytes) = used.used {
+            let gpu = gpu_name(&snapshot.gpus[used.gpu as usize]);
+            *found[number].gpus.entry(gpu).or_default() += float(bytes);
+        }
+        if let Some(busy) = used.busy {
+            let (sum, count) = shares[number];
+            shares[number] = (sum + busy, count + 1.0);
         }
     }
-    for (container, ratio) in
-        found.iter_mut().zip(rows.mean_by_container(FamilyId::CONTAINER_GPU_UTILIZATION))
-    {
-        container.gpu_utilization_ratio = ratio;
+    for (container, (sum, count)) in std::iter::zip(&mut found, shares) {
+        container.gpu_utilization_ratio = (count > 0.0).then_some(sum / count);
     }
     found
 }
 
-fn pods(rows: &Rows<'_>) -> Vec<PodUse> {
-    let mut found: BTreeMap<String, PodUse> = BTreeMap::new();
-    for family in [FamilyId::POD_MEMORY_USAGE, FamilyId::POD_MEMORY_LIMIT, FamilyId::POD_MEMORY_COMPONENT] {
-        for row in rows.0.family(family) {
-            let [namespace, pod, component] = [0, 1, 2].map(|number| rows.label(row, number));
-            let (Some(namespace), Some(pod)) = (namespace, pod) else { continue };
-            let name = format!("{namespace}/{pod}");
-            let of = found.entry(name.clone()).or_insert_with(|| PodUse { name, ..PodUse::default() });
-            let value = match (family, component) {
-                (FamilyId::POD_MEMORY_USAGE, _) => &mut of.usage_bytes,
-                (FamilyId::POD_MEMORY_LIMIT, _) => &mut of.limit_bytes,
-                (_, Some("containers")) => &mut of.containers_bytes,
-                (_, Some("rest")) => &mut of.rest_bytes,
-                _ => continue,
-            };
-            *value = Some(row.value);
-        }
-    }
-    let mut pods: Vec<_> = found.into_values().collect();
-    let rest = |pod: &PodUse| pod.rest_bytes.unwrap_or(-1.0);
-    pods.sort_by(|one, other| rest(other).total_cmp(&rest(one))); // names break ties
-    pods
+fn pods(cycle: &Cycle) -> Vec<PodUse> {
+    let pod = |memory: &PodMemory| PodUse {
+        name: format!("{}/{}", memory.pod.namespace, memory.pod.name),
+        usage_bytes: Some(float(memory.usage)),
+        limit_bytes: memory.limit.map(float),
+        containers_bytes: Some(float(memory.containers)),
+        rest_bytes: Some(float(memory.rest())),
+    };
+    let mut pods: Vec<&PodMemory> = cycle.pods.iter().collect();
+    pods.sort_by_key(|memory| std::cmp::Reverse(memory.rest())); // stable: they are in the order of their names
+    pods.into_iter().map(pod).collect()
 }
 
 fn process_list(processes: &[ContainerProcess]) -> Vec<ProcessUse> {
@@ -504,10 +408,10 @@ fn process_list(processes: &[ContainerProcess]) -> Vec<ProcessUse> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::*;
     use crate::clock::Timestamp;
-    use crate::discover::Container;
-    use crate::gpu::{GpuIdentity, MigInstance};
+    use crate::collect::cycle::{AllocatedDevice, CycleContainer, CycleGpu, GpuUseByContainer};
+    use crate::discover::{Container, Pod};
+    use crate::gpu::MigInstance;
     use crate::series::Series;
 
     const GIB: f64 = (1 << 30) as f64;
@@ -538,17 +442,16 @@ mod tests {
     fn container_that_lost_its_processes_has_ended_and_one_without_a_runtime_is_remembered() {
         let mut recorder = history::Recorder::default();
         let mut at = |seconds: u64, processes: &[u32]| {
-            let mut series = Series::default();
-            series.global(RUNTIME_UP, [Label::Fixed("docker")], 0.0);
-            crate::snapshot::finish(&mut series, &mut crate::snapshot::Dropped::new());
             let now = Timestamp::hours_after_boot(1).plus(std::time::Duration::from_secs(seconds));
-            let mut snapshot = Snapshot::of_series(now, series);
+            let mut snapshot = Snapshot::of_series(now, Series::default());
+            snapshot.cycle.runtimes = vec![(RuntimeKind::Docker, false)];
             let container = |(name, listed_run): (&str, u64)| {
                 let container = Container::clone(&Container::in_cgroup(name, name));
                 Arc::new(Container { runtime: RuntimeKind::Docker, listed_run, ..container })
             };
             snapshot.containers = [("a", 1), ("b", 2)].map(container).into();
             snapshot.running = 2;
+            snapshot.cycle.containers = vec![CycleContainer::default(); 2];
             snapshot.processes = processes.iter().map(|container| process_of(*container)).collect();
             snapshot.processes_complete = vec![true, true];
             recorder.add(&snapshot);
@@ -570,19 +473,15 @@ mod tests {
 
     #[test]
     fn pods_are_listed_with_processes_by_what_they_hold_beyond_their_containers() {
-        let mut series = Series::default();
-        for (pod, usage, limit, rest) in
-            [("train-0", 5.0, Some(8.0), 0.5), ("web", 3.0, None, 2.0), ("idle", 1.0, None, 0.5)]
-        {
-            let labels = || ["ml", pod].map(Label::Fixed);
-            let component = |name| ["ml", pod, name].map(Label::Fixed);
-            series.global(POD_MEMORY_USAGE, labels(), usage * GIB);
-            limit.into_iter().for_each(|limit| series.global(POD_MEMORY_LIMIT, labels(), limit * GIB));
-            series.global(POD_MEMORY_COMPONENT, component("containers"), (usage - rest) * GIB);
-            series.global(POD_MEMORY_COMPONENT, component("rest"), rest * GIB);
-        }
-        crate::snapshot::finish(&mut series, &mut crate::snapshot::Dropped::new());
-        let snapshot = Snapshot::of_series(Timestamp::now(), series);
+        let mut snapshot = Snapshot::of_series(Timestamp::now(), Series::default());
+        let pod = |(name, usage, limit, containers): (&str, u64, Option<u64>, u64)| PodMemory {
+            pod: Arc::new(Pod { namespace: "ml".into(), name: name.into(), ..Pod::default() }),
+            usage: usage << 30,
+            limit: limit.map(|limit| limit << 30),
+            containers: containers << 29,
+        };
+        snapshot.cycle.pods =
+            [("idle", 1, None, 1), ("train-0", 5, Some(8), 9), ("web", 3, None, 2)].map(pod).into();
         let overview = |details| {
             let figures = history::Recorder::default().figures(&snapshot, None);
             Overview::from_snapshot(&snapshot, figures, details)
@@ -600,20 +499,19 @@ mod tests {
 
     #[test]
     fn memory_of_gpus_adds_up_or_is_unknown() {
-        let mut series = Series::default();
-        for (container, gpu, bytes) in
-            [(0, 1, Some(20.0)), (0, 2, Some(10.0)), (1, 3, Some(5.0)), (1, 4, None)]
-        {
-            series.container_gpu(CONTAINER_GPU_PROCESSES, container, gpu, [], 1.0);
-            if let Some(bytes) = bytes {
-                series.container_gpu(CONTAINER_GPU_MEMORY, container, gpu, [], bytes * GIB);
-            }
-        }
-        let mut dropped = crate::snapshot::Dropped::new();
-        crate::snapshot::finish(&mut series, &mut dropped);
-        let mut snapshot = Snapshot::of_series(Timestamp::now(), series);
+        let mut snapshot = Snapshot::of_series(Timestamp::now(), Series::default());
         snapshot.containers = ["a", "b"].map(|name| Container::in_cgroup(name, name)).into();
         snapshot.running = 2;
+        snapshot.cycle.containers = vec![CycleContainer::default(); 2];
+        let uses = [(0, 1, Some(20)), (0, 2, Some(10)), (1, 3, Some(5)), (1, 4, None)];
+        let used = |(container, gpu, gib): (u32, u32, Option<u64>)| GpuUseByContainer {
+            container,
+            gpu,
+            used: gib.map(|gib| gib << 30),
+            busy: None,
+        };
+        snapshot.cycle.gpu_uses = uses.map(used).into();
+        snapshot.cycle.gpus = vec![CycleGpu::default(); 5];
         let instances = [
             gpu("0", None),
             gpu("0", Some(("1", "0"))),
@@ -634,23 +532,23 @@ mod tests {
 
     #[test]
     fn gpu_is_allocated_also_to_a_container_that_does_not_run() {
-        let text = |label: &str| Label::Text(label.into());
-        let mut series = Series::default();
-        for (container, gpu) in [(1, 0), (0, 0), (1, 3)] {
-            series.container_gpu(CONTAINER_GPU_ALLOCATED, container, gpu, [], 1.0);
-        }
-        series.container(CONTAINER_GPU_UNMATCHED, 0, [text("nvidia.com/gpu"), text("GPU-0-1")], 1.0);
-        series.container(
-            CONTAINER_DEVICE_CLAIMED,
-            1,
-            ["gpu.nvidia.com", "node1", "gpu\u{1b}"].map(text),
-            1.0,
-        );
-        crate::snapshot::finish(&mut series, &mut crate::snapshot::Dropped::new());
-        let mut snapshot = Snapshot::of_series(Timestamp::now(), series);
+        let mut snapshot = Snapshot::of_series(Timestamp::now(), Series::default());
         snapshot.containers = ["train", "ended"].map(|name| Container::in_cgroup(name, name)).into();
         snapshot.running = 1;
+        snapshot.cycle.containers = vec![CycleContainer::default()];
+        snapshot.cycle.gpu_allocations = vec![(1, 0), (0, 0), (1, 3)];
+        let device = |container, source: &str, pool: Option<&str>, device: &str| AllocatedDevice {
+            container,
+            source: source.into(),
+            pool: pool.map(Into::into),
+            device: device.into(),
+        };
+        snapshot.cycle.other_devices = vec![
+            device(1, "gpu.nvidia.com", Some("node1"), "gpu\u{1b}"),
+            device(0, "nvidia.com/gpu", None, "GPU-0-1"),
+        ];
         snapshot.gpus = vec![gpu("0", None), gpu("1", None), gpu("2", None), gpu("1", Some(("7", "0")))];
+        snapshot.cycle.gpus = vec![CycleGpu::default(); 4];
         let figures = history::Recorder::default().figures(&snapshot, None);
         let overview = Overview::from_snapshot(&snapshot, figures, Details::None);
         let text = table::text(&overview, 0);

@@ -203,9 +203,10 @@ fn raise(most: &mut Option<f64>, value: Option<u64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attribute::gpu::{ContainerGpuUse, GpuAttribution};
+    use crate::attribute::gpu::GpuAttribution;
     use crate::attribute::inside::InsideFigures;
     use crate::collect::container_cpu::CpuTimes;
+    use crate::collect::cycle::GpuUseByContainer;
     use crate::discover::{Container, Inventory};
     use crate::gpu::{GpuDevice, GpuReading};
     use crate::host::HostPaths;
@@ -236,7 +237,7 @@ mod tests {
             has_gpu_source: true,
             ..CycleData::default()
         };
-        let used = |container, gpu, used, busy| ContainerGpuUse { container, gpu, used: Some(used), busy };
+        let used = |container, gpu, used, busy| GpuUseByContainer { container, gpu, used: Some(used), busy };
         let torch = |alloc, res, alloc_peak, res_peak| TorchMemory {
             alloc: Some(alloc),
             res: Some(res),
@@ -253,6 +254,7 @@ mod tests {
             inside: InsideFigures {
                 torch: vec![((0, 0, 0), torch(1, 3, 5, 6)), ((0, 0, 1), torch(2, 4, 4, 7))],
                 ooms: vec![((0, 0), 1), ((0, 1), 2)],
+                holders: vec![],
             },
             ..Attribution::default()
         };

@@ -96,19 +96,10 @@ impl IndependentSources {
         }
         super::write_build_info(&mut series);
         series.global(PANICS, [], panics::count() as f64);
-        let last_stamp = last.and_then(|last| last.family(SNAPSHOT_TIMESTAMP.id).first());
-        let stamp = last_stamp.map_or(self.started.unix_seconds(), |row| row.value);
-        series.global(SNAPSHOT_TIMESTAMP, [], stamp);
+        let last_cycle = last.map_or(self.started.unix_seconds(), |last| last.last_cycle);
+        series.global(SNAPSHOT_TIMESTAMP, [], last_cycle);
         finish(&mut series, &mut Dropped::new());
-        Snapshot {
-            finished: now,
-            series,
-            containers,
-            running: 0,
-            gpus,
-            processes: vec![],
-            processes_complete: vec![],
-        }
+        Snapshot { containers, gpus, last_cycle, ..Snapshot::of_series(now, series) }
     }
 }
 

@@ -25,6 +25,19 @@ fn case_01_single_process_is_one_main_kill() {
     ledger.matches_kernel_count();
 }
 
+/// As docs/commands.md, "Without a collector", says.
+#[test]
+fn case_01_kill_and_reason_need_no_collector() {
+    let Some(scene) = Scene::new("collectors") else { return };
+    let off = ["own", "host", "cgroup", "process", "shm", "pss", "gpu", "amdgpu"];
+    let off = off.map(|collector| format!("--no-collector.{collector}"));
+    let ledger = scene.start_memledger(&off.each_ref().map(String::as_str));
+    let container = scene.run_known(&ledger, "it", &[], &["eat"]);
+    scene.wait_for_kills(1);
+    ledger.settles_in("container", &container.name, 1, 0);
+    ledger.ends(&container.name, "oom_container", 1);
+}
+
 #[test]
 fn case_01_process_below_shell_or_init_is_main() {
     let Some(scene) = Scene::new("wrapped") else { return };
