@@ -18,8 +18,8 @@ use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
 use crate::ledger::run::LedgerRun;
 use crate::lifecycle::timing::{
-    CLOCK_TOLERANCE, COUNTER_TIMEOUT, EXIT_WINDOW, FORCED_MATCH_AFTER, MAX_EXIT_DELAY, MAX_OOM_EVENT_DELAY,
-    RUNTIME_EVENT_DELAY,
+    CLOCK_TOLERANCE, COUNTER_TIMEOUT, EXIT_WINDOW, FORCED_MATCH_AFTER, LOG_DELAY, MAX_EXIT_DELAY,
+    MAX_OOM_EVENT_DELAY, RUNTIME_EVENT_DELAY,
 };
 
 /// A kill without an owner.
@@ -296,11 +296,12 @@ fn reported_oom(state: &ContainerState, run: &LedgerRun) -> Option<Interval> {
     let event = run.evidence.oom_event_at.or(state.oom_event_at.filter(is_near));
     let start = run.start.first.map_or(f64::MIN, |started| started - CLOCK_TOLERANCE);
     let (earliest, latest) = match event {
-        Some(at) if is_near(&at) => (at - MAX_OOM_EVENT_DELAY, at.min(ended)),
+        // where the kernel writes its report slowly, it notifies before it kills
+        Some(at) if is_near(&at) => (at - MAX_OOM_EVENT_DELAY, (at + LOG_DELAY).min(ended)),
         None if run.oom_flag() == Some(true) => (ended - EXIT_WINDOW, ended),
         _ => return None,
     };
-    Some(Interval::new(earliest.max(start), latest))
+    (latest >= start).then(|| Interval::new(earliest.max(start), latest))
 }
 
 #[cfg(test)]

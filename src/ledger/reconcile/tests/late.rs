@@ -5,7 +5,7 @@ use super::story::{DOCKER_UP, KILLED, Story, id, running, stop_request};
 use crate::attribute::Role;
 use crate::collect::process::ResidentMemory;
 use crate::discover::EventKind;
-use crate::events::{ExitReason, KillOwner, PriorUsage, UsageSample};
+use crate::events::{ExitReason, Kill, KillOwner, PriorUsage, UsageSample};
 use crate::ledger::interval::Interval;
 use crate::ledger::reconcile::ProcInfo;
 use crate::ledger::sources::kernel_log::LogPosition;
@@ -353,6 +353,26 @@ fn oom_event_is_no_evidence_of_a_later_kill() {
         story.settle(at);
     }
     assert_eq!(story.last_kill().owner, KillOwner::Unattributed);
+}
+
+/// It is of the run before, whose end dockerd reported first.
+#[test]
+fn oom_event_between_two_runs_is_no_evidence_for_the_next_one() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.log(1.9, vec![]);
+    story.kill(2.0, 1, None, ProcInfo::default());
+    story.end('a', 2.05, KILLED);
+    story.event('a', 2.1, EventKind::Oom);
+    story.log(2.35, vec![]);
+    story.kill(2.45, 2, None, ProcInfo::default()); // another container's
+    story.event('a', 2.5, EventKind::Started);
+    story.end('a', 4.05, KILLED);
+    for at in [4.5, 7.0, 12.0, 15.0, 20.0] {
+        story.settle(at);
+    }
+    let is_of_container = |kill: &Kill| matches!(kill.owner, KillOwner::Container(_));
+    assert_eq!(story.store.kills().map(is_of_container).collect::<Vec<_>>(), [true, false]);
 }
 
 /// A busy runtime handles an exit late, and reports it with that time.
