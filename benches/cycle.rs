@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use memledger::clock::Timestamp;
 use memledger::config::{self, Config};
+use memledger::discover::cgroup_tree::CgroupTree;
 use memledger::export::prometheus;
 use memledger::sampler::Sampler;
 use memledger::sampler::stalled::IndependentSources;
@@ -311,7 +312,8 @@ fn measure(count: usize, processes: usize) -> std::io::Result<Row> {
     let mut floor = FloorProcess::start(&containers)?;
     let config = config();
     let sources = IndependentSources::new(&config, Default::default(), Default::default());
-    let mut sampler = Sampler::new(&config, vec![], Default::default(), &sources);
+    let mut sampler =
+        Sampler::new(&config, vec![], CgroupTree::detect(&config.host_paths), Default::default(), &sources);
     let start = Timestamp::now();
     let at = |cycle: usize| start.plus(Duration::from_secs(cycle as u64));
     for cycle in 0..WARM_UP {

@@ -19,6 +19,7 @@ use crate::collect::cycle::{Cycle, CycleContainer, CycleGpu, CycleHost};
 use crate::collect::{self, CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::config::Config;
 use crate::container_logs::ContainerLogs;
+use crate::discover::cgroup_tree::CgroupTree;
 use crate::discover::{ConnectionState, Hierarchy, Inventory, InventoryUpdate, Registry, RuntimeState};
 use crate::gpu::DriverState;
 use crate::host::{HostPaths, panics};
@@ -67,25 +68,19 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Creates a sampler over these runtimes. It exchanges data with the ledger's thread through `shared_state`, and its GPU
-    /// collectors and statistics are those of `independent`.
+    /// Creates a sampler over these runtimes and the cgroup tree. It exchanges data with the ledger's thread through `shared_state`, and
+    /// its GPU collectors and statistics are those of `independent`.
     pub fn new(
         config: &Config,
         sources: Vec<Arc<RuntimeState>>,
+        cgroup_tree: Option<CgroupTree>,
         shared_state: Arc<SharedState>,
         independent: &IndependentSources,
     ) -> Self {
-        let tree = match Hierarchy::detect(&config.host_paths) {
-            Ok(hierarchy) => Some(shared_state.cgroup_tree(&hierarchy)),
-            Err(error) => {
-                tracing::error!(%error, "no cgroup hierarchy with a memory controller found; container memory is missing");
-                None
-            }
-        };
         Self {
             host_paths: config.host_paths.clone(),
-            hierarchy: tree.as_ref().map(|tree| tree.hierarchy().clone()),
-            registry: Registry::new(config.filter.clone(), sources.clone(), tree)
+            hierarchy: cgroup_tree.as_ref().map(|tree| tree.hierarchy().clone()),
+            registry: Registry::new(config.filter.clone(), sources.clone(), cgroup_tree)
                 .with_processes(&config.host_paths),
             sources,
             collectors: collect::all(config, &independent.driver_state, &independent.amdgpu_output),
@@ -232,7 +227,7 @@ impl Sampler {
         if let Some(otlp_stats) = &self.otlp_stats {
             otlp_stats.write(series);
         }
-        self.ledger.shared_state().report_stats.write(series);
+        self.ledger.shared_state().followers.report_stats.write(series);
         self.driver_state.write(began, series);
         let now = Timestamp::now();
         series.global(CYCLE_DURATION, [], now.since(began).as_secs_f64());

@@ -157,10 +157,10 @@ impl OwnSampler {
         let driver_state = Arc::new(DriverState::default());
         let independent = IndependentSources::new(&config, Arc::clone(&driver_state), Arc::default());
         let service = LedgerService::open(&config)?;
-        let shared_state = service.shared_state();
+        let (shared_state, cgroup_tree) = (service.shared_state(), service.cgroup_tree());
         let sources = start_runtimes(&config, &service);
         let ledger = service.start(sources.clone(), None, None)?;
-        let sampler = Sampler::new(&config, sources, shared_state, &independent);
+        let sampler = Sampler::new(&config, sources, cgroup_tree, shared_state, &independent);
         let sampled = Arc::new(Mutex::new(Sampled {
             recorder: Some(Recorder::with_interval(OWN_INTERVAL.as_secs_f64())),
             ..Sampled::default()

@@ -163,13 +163,15 @@ fn start(
     servers: &mut Servers,
 ) -> anyhow::Result<ServiceParts> {
     let (shared_state, event_reader) = (ledger_service.shared_state(), ledger_service.event_reader());
-    run_reports::enable(&config.report, &shared_state.report_stats);
+    run_reports::enable(&config.report, &shared_state.followers.report_stats);
     create_run_spool(config);
     let runtimes = start_runtimes(config, &ledger_service);
     let reporter = start_reporter(config, Arc::clone(&shared_state.waker));
     let logs = container_logs::start(config, Arc::clone(&shared_state.waker));
+    let cgroup_tree = ledger_service.cgroup_tree();
     let ledger = ledger_service.start(runtimes.clone(), reporter.clone(), logs.clone())?;
-    let mut sampler = Sampler::new(config, runtimes.clone(), Arc::clone(&shared_state), &independent);
+    let mut sampler =
+        Sampler::new(config, runtimes.clone(), cgroup_tree, Arc::clone(&shared_state), &independent);
     if let Some(reporter) = &reporter {
         sampler.show_reporter(Arc::clone(reporter), config.reporter.auto_cleanup);
     }

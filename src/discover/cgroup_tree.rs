@@ -201,6 +201,17 @@ struct Walker {
 }
 
 impl CgroupTree {
+    /// Returns the tree of the memory controller's hierarchy, without walking it. Logs if there is none.
+    pub fn detect(host_paths: &HostPaths) -> Option<Self> {
+        match Hierarchy::detect(host_paths) {
+            Ok(hierarchy) => Some(Self::new(&hierarchy)),
+            Err(error) => {
+                tracing::error!(%error, "no cgroup hierarchy with a memory controller found; container memory is missing");
+                None
+            }
+        }
+    }
+
     /// Creates a tree, without walking it.
     pub fn new(hierarchy: &Hierarchy) -> Self {
         let watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC).ok();

@@ -72,11 +72,9 @@ impl Ledger {
         attribution: &Attribution,
         series: &mut Series,
     ) -> LedgerSample {
-        if let Some(stored) = self.shared_state.take_stored_peaks() {
-            self.containers.restore(stored);
-        }
-        if let Some(stored) = self.shared_state.take_stored_gpu_counts() {
-            self.gpus.expected.restore(&stored);
+        if let Some(stored) = self.shared_state.take_stored() {
+            self.containers.restore(stored.peaks);
+            self.gpus.expected.restore(&stored.gpu_counts);
         }
         self.gpus.record(context.now, cycle_data, &attribution.gpus, series);
         self.shared_state.set_gpu_counts(self.gpus.expected.take_changes());

@@ -1,24 +1,19 @@
 //! State that the sampling cycle and the ledger's thread share: the cycle publishes its data, the ledger its figures.
 //!
-//! Each lock is held only to move a pointer, so neither side waits for the other's reads and writes; but they walk one cgroup tree
-//! ([`CgroupTree`]), in turn.
+//! Each lock is held to move some values, so neither side waits for the other's reads and writes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::interval::Written;
 use crate::clock::Timestamp;
 use crate::collect::cycle::CycleCounts;
-use crate::discover::cgroup_tree::CgroupTree;
-use crate::discover::{ContainerId, Hierarchy, Inventory};
+use crate::discover::{ContainerId, Inventory};
 use crate::events::{ExitReason, GpuError, Identity};
 use crate::gpu_state::gpu_count::GpuCount;
 use crate::host::Waker;
 use crate::host::process::ProcessId;
-use crate::ledger::sources::kernel_log::LogEntry;
-use crate::parse::kernel_log::{Line, Xid};
+use crate::parse::kernel_log::Xid;
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage::ContainerUsage;
 use crate::stats::report_stats::ReportStats;
@@ -195,56 +190,61 @@ impl ContainerFigures {
 pub struct SharedState {
     /// Wakes the ledger's thread when there is work for it.
     pub waker: Arc<Waker>,
-    /// Cycles that the ledger has not taken yet.
-    cycles: Mutex<VecDeque<CycleReport>>,
-    /// Stamp of the kernel log's newest record at the start, by the log's own clock. Older records are ignored.
-    log_start_usec: u64,
-    /// GPU errors from the kernel log with their Unix times.
-    xids: Mutex<Vec<(f64, Xid)>>,
+    /// What the ledger's thread has not taken yet.
+    input: Mutex<LedgerInput>,
+    /// What the threads of the ledger and of the kernel log have published.
+    output: Mutex<LedgerOutput>,
+    /// What the followers of the ledger have read.
+    pub followers: Followers,
+}
+
+/// What waits for the ledger's thread.
+#[derive(Debug, Default)]
+struct LedgerInput {
+    /// Cycles, oldest first.
+    cycles: VecDeque<CycleReport>,
     /// GPU errors, deduplicated and attributed, that become events.
-    gpu_errors: Mutex<Vec<GpuError>>,
+    gpu_errors: Vec<GpuError>,
+    /// By source, numbers of GPUs to write.
+    gpu_counts: BTreeMap<String, GpuCount>,
+}
+
+/// What cycles take from the threads of the ledger and of the kernel log.
+#[derive(Debug, Default)]
+struct LedgerOutput {
+    /// GPU errors from the kernel log with their Unix times.
+    xids: Vec<(f64, Xid)>,
     /// Figures, and when they were published.
-    figures: Mutex<Option<(Timestamp, Arc<LedgerFigures>)>>,
-    /// Number of commits that wrote events.
-    writes: AtomicU64,
-    /// By follower, the id that it has acknowledged since the last commit.
-    acknowledged: Mutex<BTreeMap<String, u64>>,
-    /// The peaks of runs in progress when the ledger was opened.
-    stored_peaks: Mutex<Option<HashMap<ContainerId, StoredPeaks>>>,
-    /// By source, the numbers of GPUs that the ledger has to write.
-    gpu_counts: Mutex<BTreeMap<String, GpuCount>>,
-    /// By source, the numbers of GPUs that it had when it was opened.
-    stored_gpu_counts: Mutex<Option<BTreeMap<String, GpuCount>>>,
-    /// By follower, its cursor; `None` while the ledger is not open.
-    cursors: Mutex<Option<BTreeMap<String, u64>>>,
-    /// What the followers that write reports of runs count.
-    pub report_stats: ReportStats,
-    /// The cgroup tree, which the cycle and the ledger walk together.
-    cgroup_tree: OnceLock<CgroupTree>,
+    figures: Option<(Timestamp, Arc<LedgerFigures>)>,
+    /// What the ledger had when it was opened, once.
+    stored: Option<StoredFigures>,
+}
+
+/// What cycles continue after a restart of memledger.
+#[derive(Debug, Default)]
+pub struct StoredFigures {
+    /// The peaks of runs in progress.
+    pub peaks: HashMap<ContainerId, StoredPeaks>,
+    /// By source, the numbers of GPUs.
+    pub gpu_counts: BTreeMap<String, GpuCount>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SharedState {
-    /// Creates empty state. Kernel log records up to this stamp count as old.
-    pub fn new(log_start_usec: u64) -> Self {
-        Self { log_start_usec, ..Self::default() }
-    }
-
-    /// Returns a handle of the cgroup tree that the cycle and the ledger have in common.
-    pub fn cgroup_tree(&self, hierarchy: &Hierarchy) -> CgroupTree {
-        self.cgroup_tree.get_or_init(|| CgroupTree::new(hierarchy)).share()
-    }
-
     /// Publishes the data of a cycle. If the ledger has not taken the cycles before it, the oldest of them is dropped at some time:
     /// the newest one lists no container that has ended meanwhile.
     pub fn publish_cycle(&self, report: CycleReport) {
-        let mut cycles = self.cycles.lock().unwrap_or_else(PoisonError::into_inner);
+        let cycles = &mut lock(&self.input).cycles;
         cycles.push_back(report);
         let of = |report: &CycleReport| -> usize {
             report.containers.iter().map(|usage| 1 + usage.processes.len()).sum()
         };
         let usages = |cycles: &VecDeque<CycleReport>| cycles.iter().map(of).sum::<usize>();
         while cycles.len() > MAX_WAITING_CYCLES
-            || (cycles.len() > MIN_WAITING_CYCLES && usages(&cycles) > MAX_WAITING_USAGES)
+            || (cycles.len() > MIN_WAITING_CYCLES && usages(cycles) > MAX_WAITING_USAGES)
         {
             cycles.pop_front();
         }
@@ -252,131 +252,77 @@ impl SharedState {
 
     /// Takes the data of the cycles since the last call, oldest first.
     pub fn take_cycles(&self) -> VecDeque<CycleReport> {
-        std::mem::take(&mut *self.cycles.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut lock(&self.input).cycles)
     }
 
-    /// Stores the GPU errors among these kernel log entries and returns the other entries. Errors from before the start
-    /// are dropped: their pids are no longer valid.
-    pub fn store_xids(&self, mut entries: Vec<(LogEntry, Written)>) -> Vec<(LogEntry, Written)> {
-        let mut xids = self.xids.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.retain(|(entry, written)| {
-            let Line::Xid(xid) = &entry.line else { return true };
-            let usec = entry.position.usec;
-            if usec > self.log_start_usec && xids.len() < MAX_XIDS {
-                xids.push((written.at, *xid));
-            }
-            false
-        });
-        entries
+    /// Adds GPU errors of the kernel log with their Unix times.
+    pub fn add_xids(&self, found: Vec<(f64, Xid)>) {
+        if found.is_empty() {
+            return;
+        }
+        let xids = &mut lock(&self.output).xids;
+        let space = MAX_XIDS.saturating_sub(xids.len());
+        xids.extend(found.into_iter().take(space));
     }
 
-    /// Takes the stored kernel log errors with their Unix times.
+    /// Takes the GPU errors of the kernel log with their Unix times.
     pub fn take_xids(&self) -> Vec<(f64, Xid)> {
-        std::mem::take(&mut *self.xids.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut lock(&self.output).xids)
     }
 
     /// Adds GPU errors; the ledger assigns their ids.
     pub fn add_gpu_errors(&self, errors: Vec<GpuError>) {
-        let mut waiting = self.gpu_errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = &mut lock(&self.input).gpu_errors;
         let space = MAX_XIDS.saturating_sub(waiting.len());
         waiting.extend(errors.into_iter().take(space));
     }
 
     /// Takes the added GPU errors.
     pub fn take_gpu_errors(&self) -> Vec<GpuError> {
-        std::mem::take(&mut *self.gpu_errors.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut lock(&self.input).gpu_errors)
     }
 
-    /// Returns the stamp of the kernel log's newest record at the start.
-    pub fn log_start_usec(&self) -> u64 {
-        self.log_start_usec
+    /// Sets what cycles continue: the ledger was opened.
+    pub fn set_stored(&self, stored: StoredFigures) {
+        lock(&self.output).stored = Some(stored);
     }
 
-    /// Notes that events were written to the store.
-    pub fn mark_written(&self) {
-        self.writes.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Returns a number that changes whenever events are written, so that a follower knows when to read.
-    pub fn written(&self) -> u64 {
-        self.writes.load(Ordering::Relaxed)
-    }
-
-    /// Notes that a follower has processed all events up to this id. The ledger keeps it over restarts.
-    pub fn acknowledge(&self, follower: &str, id: u64) {
-        let mut acknowledged = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
-        acknowledged.insert(follower.to_owned(), id);
-        if let Some(cursors) = &mut *self.cursors.lock().unwrap_or_else(PoisonError::into_inner) {
-            cursors.insert(follower.to_owned(), id);
-        }
-    }
-
-    /// Takes the acknowledgements since the last call.
-    pub fn take_acknowledged(&self) -> BTreeMap<String, u64> {
-        std::mem::take(&mut *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Sets the peaks of runs that the ledger has.
-    pub fn set_stored_peaks(&self, peaks: HashMap<ContainerId, StoredPeaks>) {
-        *self.stored_peaks.lock().unwrap_or_else(PoisonError::into_inner) = Some(peaks);
-    }
-
-    /// Takes these peaks, once.
-    pub fn take_stored_peaks(&self) -> Option<HashMap<ContainerId, StoredPeaks>> {
-        self.stored_peaks.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Takes what cycles continue, once.
+    pub fn take_stored(&self) -> Option<StoredFigures> {
+        lock(&self.output).stored.take()
     }
 
     /// Adds numbers of GPUs that the ledger has to write.
     pub fn set_gpu_counts(&self, counts: BTreeMap<String, GpuCount>) {
-        self.gpu_counts.lock().unwrap_or_else(PoisonError::into_inner).extend(counts);
+        lock(&self.input).gpu_counts.extend(counts);
     }
 
     /// Takes the numbers of GPUs since the last call.
     pub fn take_gpu_counts(&self) -> BTreeMap<String, GpuCount> {
-        std::mem::take(&mut *self.gpu_counts.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Sets the numbers of GPUs that the ledger has.
-    pub fn set_stored_gpu_counts(&self, counts: BTreeMap<String, GpuCount>) {
-        *self.stored_gpu_counts.lock().unwrap_or_else(PoisonError::into_inner) = Some(counts);
-    }
-
-    /// Takes these numbers, once.
-    pub fn take_stored_gpu_counts(&self) -> Option<BTreeMap<String, GpuCount>> {
-        self.stored_gpu_counts.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    /// Sets the cursors of the followers: the ledger was opened.
-    pub fn set_cursors(&self, cursors: BTreeMap<String, u64>) {
-        *self.cursors.lock().unwrap_or_else(PoisonError::into_inner) = Some(cursors);
-        self.mark_written();
-    }
-
-    /// Returns the id that a follower has acknowledged last, 0 if none; `None` while the ledger is not open.
-    pub fn cursor(&self, follower: &str) -> Option<u64> {
-        let cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
-        cursors.as_ref().map(|cursors| cursors.get(follower).copied().unwrap_or(0))
+        std::mem::take(&mut lock(&self.input).gpu_counts)
     }
 
     /// Publishes new figures.
     pub fn publish(&self, now: Timestamp, figures: LedgerFigures) {
-        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Arc::new(figures)));
+        let figures = Some((now, Arc::new(figures)));
+        let before = std::mem::replace(&mut lock(&self.output).figures, figures);
+        drop(before); // it may be large: after the lock
     }
 
     /// Returns whether there are figures: there are none before the store was read.
     pub fn has_figures(&self) -> bool {
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        lock(&self.output).figures.is_some()
     }
 
     /// Returns when the newest figures were published.
     pub fn published(&self) -> Option<Timestamp> {
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(at, _)| *at)
+        lock(&self.output).figures.as_ref().map(|(at, _)| *at)
     }
 
     /// Returns the newest figures. Old ones are those of a ledger that hangs, as on a disk that does not answer: neither its store nor
     /// its sources are up then.
     pub fn figures(&self, now: Timestamp) -> Option<Arc<LedgerFigures>> {
-        let (at, figures) = self.figures.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let (at, figures) = lock(&self.output).figures.clone()?;
         if now.since(at) < MAX_FIGURES_AGE {
             return Some(figures);
         }
@@ -387,10 +333,65 @@ impl SharedState {
     }
 }
 
+/// What the followers of the ledger have read, and what they count.
+#[derive(Debug, Default)]
+pub struct Followers {
+    cursors: Mutex<FollowerCursors>,
+    /// What those that write reports of runs count.
+    pub report_stats: ReportStats,
+}
+
+#[derive(Debug, Default)]
+struct FollowerCursors {
+    /// Number of commits that wrote events.
+    writes: u64,
+    /// By follower, its cursor; `None` while the ledger is not open.
+    cursors: Option<BTreeMap<String, u64>>,
+    /// By follower, the id that it has acknowledged since the last commit.
+    acknowledged: BTreeMap<String, u64>,
+}
+
+impl Followers {
+    /// Notes that events were written to the store.
+    pub fn mark_written(&self) {
+        lock(&self.cursors).writes += 1;
+    }
+
+    /// Returns a number that changes whenever events are written, so that a follower knows when to read.
+    pub fn written(&self) -> u64 {
+        lock(&self.cursors).writes
+    }
+
+    /// Notes that a follower has processed all events up to this id. The ledger keeps it over restarts.
+    pub fn acknowledge(&self, follower: &str, id: u64) {
+        let state = &mut *lock(&self.cursors);
+        state.acknowledged.insert(follower.to_owned(), id);
+        if let Some(cursors) = &mut state.cursors {
+            cursors.insert(follower.to_owned(), id);
+        }
+    }
+
+    /// Takes the acknowledgements since the last call.
+    pub fn take_acknowledged(&self) -> BTreeMap<String, u64> {
+        std::mem::take(&mut lock(&self.cursors).acknowledged)
+    }
+
+    /// Sets the cursors of the followers: the ledger was opened.
+    pub fn set_cursors(&self, cursors: BTreeMap<String, u64>) {
+        let state = &mut *lock(&self.cursors);
+        state.cursors = Some(cursors);
+        state.writes += 1;
+    }
+
+    /// Returns the id that a follower has acknowledged last, 0 if none; `None` while the ledger is not open.
+    pub fn cursor(&self, follower: &str) -> Option<u64> {
+        lock(&self.cursors).cursors.as_ref().map(|cursors| cursors.get(follower).copied().unwrap_or(0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::sources::kernel_log::LogPosition;
 
     #[test]
     fn counts_of_a_container_include_those_under_former_names() {
@@ -444,19 +445,5 @@ mod tests {
             assert_eq!(taken, (60 - kept..60).map(at).collect::<Vec<_>>(), "{containers}");
             assert!(shared_state.take_cycles().is_empty());
         }
-    }
-
-    #[test]
-    fn drops_gpu_errors_from_before_the_start() {
-        let entry = |usec: u64| {
-            let text = "NVRM: Xid (PCI:0000:66:00): 31, pid=7, name=python";
-            let line = Line::of(text.as_bytes()).expect("known line");
-            LogEntry { position: LogPosition { sequence: None, usec }, line, text: text.into(), report: None }
-        };
-        let shared_state = SharedState::new(70);
-        let entries = [69, 70, 71].map(|usec| (entry(usec), Written::exactly(usec as f64))).to_vec();
-        assert_eq!(shared_state.store_xids(entries), []);
-        let times: Vec<f64> = shared_state.take_xids().iter().map(|(at, _)| *at).collect();
-        assert_eq!(times, [71.0], "its time is that of the log's clock");
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 
-use super::exchange::SharedState;
+use super::exchange::Followers;
 use super::store::{EventReader, SettledEvents, StoreError, StoreReader};
 use crate::clock::Timestamp;
 use crate::connect::run_blocking;
@@ -89,14 +89,14 @@ impl<S: Sink> Follower<S> {
     }
 
     /// Follows the ledger until the stop request, and once more then.
-    pub async fn run(mut self, event_reader: &EventReader, shared_state: &SharedState, mut stop: Stop) {
+    pub async fn run(mut self, event_reader: &EventReader, followers: &Followers, mut stop: Stop) {
         let read = async |sink: &S, cursor| {
             let (event_reader, read) = (event_reader.clone(), sink.reader());
             run_blocking(&LEDGER_PERMIT, move || event_reader.read(|store| read(store, cursor))).await
         };
         loop {
             let is_stopping = stop.borrow().is_some();
-            let delay = self.catch_up(shared_state, read).await;
+            let delay = self.catch_up(followers, read).await;
             if is_stopping {
                 return;
             }
@@ -109,12 +109,12 @@ impl<S: Sink> Follower<S> {
     /// Writes all that is settled, if anything was committed since it last did. Returns the delay before the next call.
     pub async fn catch_up(
         &mut self,
-        shared_state: &SharedState,
+        followers: &Followers,
         read: impl AsyncFn(&S, u64) -> ReadBatch<S::Batch>,
     ) -> Duration {
-        let written = shared_state.written();
+        let written = followers.written();
         while self.followed != Some(written) {
-            let Some(cursor) = shared_state.cursor(&self.cursor_name) else { break }; // the ledger is not open yet
+            let Some(cursor) = followers.cursor(&self.cursor_name) else { break }; // the ledger is not open yet
             let found = read(&self.sink, cursor).await;
             if found.is_ok() && self.ledger.recovered() {
                 tracing::info!(follower = self.cursor_name, "the ledger can be read again");
@@ -140,8 +140,8 @@ impl<S: Sink> Follower<S> {
                 }
             };
             match self.sink.write(batch).await {
-                WriteOutcome::All => shared_state.acknowledge(&self.cursor_name, last),
-                WriteOutcome::UpTo(id) => shared_state.acknowledge(&self.cursor_name, id),
+                WriteOutcome::All => followers.acknowledge(&self.cursor_name, last),
+                WriteOutcome::UpTo(id) => followers.acknowledge(&self.cursor_name, id),
                 WriteOutcome::Retry(delay) => return delay,
             }
         }

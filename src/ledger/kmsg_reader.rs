@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::exchange::SharedState;
-use super::interval::LogClock;
+use super::interval::{LogClock, Written};
 use super::reconcile::ObservedRecord;
 use super::victim_probe::VictimProbe;
 use crate::clock::Timestamp;
@@ -19,6 +19,7 @@ use crate::host::ReadError;
 use crate::host::panics::run_essential;
 use crate::ledger::sources::kernel_log::{KernelLog, LogEntry, LogPosition};
 use crate::parse::kernel_log::kills::KillAssembler;
+use crate::parse::kernel_log::{Line, Xid};
 
 /// Maximum number of buffered entries; further ones stay in the kernel's own buffer.
 const MAX_WAITING: usize = 20_000;
@@ -40,6 +41,8 @@ struct KmsgShared {
     log: KernelLog,
     probe: VictimProbe,
     shared_state: Arc<SharedState>,
+    /// Stamp of the log's newest record when memledger started, by the log's own clock.
+    start_usec: u64,
     clock: LogClock,
     block: KillAssembler,
     /// The last read.
@@ -68,19 +71,20 @@ pub struct KmsgBatch {
 
 impl KmsgReader {
     /// Starts to watch an open log; wakes the ledger's thread when there are new entries. If no thread can be created,
-    /// [`KmsgReader::take`] reads the log.
+    /// [`KmsgReader::take`] reads the log. GPU errors up to the stamp `start_usec` are ignored.
     pub fn start(
         log: KernelLog,
         clock: LogClock,
         block: KillAssembler,
         probe: VictimProbe,
-        shared_state: &Arc<SharedState>,
+        (shared_state, start_usec): (&Arc<SharedState>, u64),
     ) -> Self {
         let device = log.fd().and_then(|fd| fd.try_clone_to_owned().ok());
         let shared = Arc::new(Mutex::new(KmsgShared {
             log,
             probe,
             shared_state: Arc::clone(shared_state),
+            start_usec,
             clock,
             block,
             read_at: Timestamp::now(),
@@ -115,6 +119,19 @@ impl KmsgReader {
     }
 }
 
+/// Takes the GPU errors out of these entries. Those up to the stamp `start_usec` are dropped: their pids are no longer valid.
+fn take_xids(entries: &mut Vec<(LogEntry, Written)>, start_usec: u64) -> Vec<(f64, Xid)> {
+    let mut xids = Vec::new();
+    entries.retain(|(entry, written)| {
+        let Line::Xid(xid) = &entry.line else { return true };
+        if entry.position.usec > start_usec {
+            xids.push((written.at, *xid));
+        }
+        false
+    });
+    xids
+}
+
 impl KmsgShared {
     fn read(&mut self) -> Result<(), ReadError> {
         let (began, before) = (Timestamp::now(), self.log.position());
@@ -129,8 +146,9 @@ impl KmsgShared {
         if read.lost {
             self.block.records_lost(self.log.position().usec);
         }
-        let placed = self.clock.place(read.entries, read_at);
-        for (mut entry, written) in self.shared_state.store_xids(placed) {
+        let mut placed = self.clock.place(read.entries, read_at);
+        self.shared_state.add_xids(take_xids(&mut placed, self.start_usec));
+        for (mut entry, written) in placed {
             limit_reports(&mut entry, &mut self.rows);
             let LogEntry { position, text, line, report } = entry;
             let Some(record) = self.block.push(position.usec, &line, report.as_ref()) else { continue };
@@ -195,8 +213,20 @@ fn watch(device: &OwnedFd, shared: &Weak<Mutex<KmsgShared>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parse::kernel_log::Killed;
     use crate::parse::kernel_log::report::{OomReport, ReportProcess};
-    use crate::parse::kernel_log::{Killed, Line};
+
+    #[test]
+    fn drops_gpu_errors_from_before_the_start() {
+        let entry = |usec: u64| {
+            let text = "NVRM: Xid (PCI:0000:66:00): 31, pid=7, name=python";
+            let line = Line::of(text.as_bytes()).expect("known line");
+            LogEntry { position: LogPosition { sequence: None, usec }, line, text: text.into(), report: None }
+        };
+        let mut entries = [69, 70, 71].map(|usec| (entry(usec), Written::exactly(usec as f64))).to_vec();
+        let times: Vec<f64> = take_xids(&mut entries, 70).iter().map(|(at, _)| *at).collect();
+        assert_eq!((times, entries.len()), (vec![71.0], 0), "its time is that of the log's clock");
+    }
 
     #[test]
     fn reports_are_dropped_while_the_ledger_hangs_and_kills_are_not() {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::exchange::{LedgerFigures, SharedState, SourceName};
+use super::exchange::{LedgerFigures, SharedState, SourceName, StoredFigures};
 use super::kmsg_reader::KmsgReader;
 use super::reconcile::{Reconciler, ReconcilerConfig};
 use super::store::{EventReader, Store, StoreError};
@@ -24,6 +24,7 @@ use super::writer::{LedgerWriter, event_reader};
 use crate::clock::Timestamp;
 use crate::config::{Config, KernelLogChoice};
 use crate::container_logs::ContainerLogs;
+use crate::discover::cgroup_tree::CgroupTree;
 use crate::discover::{
     ConnectionState, ContainerId, EventKind, Hierarchy, RuntimeEvent, RuntimeKind, RuntimeState,
 };
@@ -83,6 +84,8 @@ impl OpenLedger {
 pub struct LedgerService {
     config: Config,
     shared_state: Arc<SharedState>,
+    /// Stamp of the kernel log's newest record at the start, by the log's own clock. Older records are ignored.
+    log_start_usec: u64,
     /// `None` while there is a ledger that cannot be read.
     ledger: Option<OpenLedger>,
     opened: Timestamp,
@@ -98,6 +101,7 @@ pub struct LedgerService {
     counter: Option<OomCounter>,
     counters: Option<CgroupCounters>,
     counters_up: bool,
+    cgroup_tree: Option<CgroupTree>,
     hierarchy: Option<Hierarchy>,
     last_sweep: Option<Timestamp>,
     last_publish: Option<Timestamp>,
@@ -131,12 +135,14 @@ impl LedgerService {
     /// Another memledger writes to the same ledger: two would count everything twice.
     pub fn open(config: &Config) -> Result<Self, StoreError> {
         let now = Timestamp::now();
-        let shared_state = Arc::new(SharedState::new(newest_log_stamp(config).unwrap_or(now.kernel_usec())));
-        let hierarchy = Hierarchy::detect(&config.host_paths).ok();
+        let cgroup_tree = CgroupTree::detect(&config.host_paths);
+        let hierarchy = cgroup_tree.as_ref().map(|tree| tree.hierarchy().clone());
         let mut service = Self {
             config: config.clone(),
-            counters: hierarchy.as_ref().map(|found| CgroupCounters::new(shared_state.cgroup_tree(found))),
-            shared_state,
+            counters: cgroup_tree.as_ref().map(|tree| CgroupCounters::new(tree.share())),
+            cgroup_tree,
+            shared_state: Arc::default(),
+            log_start_usec: newest_log_stamp(config).unwrap_or(now.kernel_usec()),
             ledger: None,
             opened: now,
             memory: None,
@@ -167,11 +173,13 @@ impl LedgerService {
 
     fn open_ledger(&mut self) -> Result<(), StoreError> {
         self.opened = Timestamp::now();
-        let ledger = OpenLedger::open(&self.config, self.shared_state.log_start_usec())?;
+        let ledger = OpenLedger::open(&self.config, self.log_start_usec)?;
         self.memory = ledger.writer.memory();
-        self.shared_state.set_cursors(ledger.writer.cursors());
-        self.shared_state.set_stored_gpu_counts(ledger.writer.gpu_counts());
-        self.shared_state.set_stored_peaks(ledger.reconciler.stored_peaks());
+        self.shared_state.followers.set_cursors(ledger.writer.cursors());
+        self.shared_state.set_stored(StoredFigures {
+            peaks: ledger.reconciler.stored_peaks(),
+            gpu_counts: ledger.writer.gpu_counts(),
+        });
         self.ledger = Some(ledger);
         Ok(())
     }
@@ -179,6 +187,11 @@ impl LedgerService {
     /// Returns the state that is shared with the cycle.
     pub fn shared_state(&self) -> Arc<SharedState> {
         Arc::clone(&self.shared_state)
+    }
+
+    /// Returns a handle of the cgroup tree, for the cycle: both walk it, in turn. `None` without a hierarchy.
+    pub fn cgroup_tree(&self) -> Option<CgroupTree> {
+        self.cgroup_tree.as_ref().map(CgroupTree::share)
     }
 
     /// Returns a reader of the events; `None` while a ledger in memory cannot be created.
@@ -375,7 +388,13 @@ impl LedgerService {
                         (_, clock, block) = known;
                     }
                     let probe = VictimProbe::new(&self.config.host_paths, self.hierarchy.as_ref());
-                    self.log = Some(KmsgReader::start(log, clock, block, probe, &self.shared_state));
+                    self.log = Some(KmsgReader::start(
+                        log,
+                        clock,
+                        block,
+                        probe,
+                        (&self.shared_state, self.log_start_usec),
+                    ));
                     return;
                 }
                 Err(error) => {

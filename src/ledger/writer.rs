@@ -227,7 +227,7 @@ impl LedgerWriter {
         let has_changes = self.take_changes(now, reconciler);
         self.put_gpu_counts(shared_state.take_gpu_counts());
         self.commit(now, reconciler, shared_state);
-        self.apply_retention(now, &shared_state.report_stats);
+        self.apply_retention(now, &shared_state.followers.report_stats);
         self.log_events(shared_state);
         has_changes
     }
@@ -266,7 +266,7 @@ impl LedgerWriter {
 
     /// Commits pending changes.
     pub fn commit(&mut self, now: Timestamp, reconciler: &mut Reconciler, shared_state: &SharedState) {
-        self.put_cursors(shared_state.take_acknowledged());
+        self.put_cursors(shared_state.followers.take_acknowledged());
         let is_backing_off = self.commits.has_failed_within(now, COMMIT_RETRY_DELAY);
         let is_damaged = self.medium.store().is_some_and(|store| store.is_damaged());
         if is_backing_off || self.pending.is_empty() && !is_damaged {
@@ -279,7 +279,7 @@ impl LedgerWriter {
                 self.written_bytes += written.events.values().map(size).sum::<usize>() as u64;
                 if let Some(last) = written.events.keys().next_back() {
                     self.stored_id = self.stored_id.max(*last);
-                    shared_state.mark_written();
+                    shared_state.followers.mark_written();
                 }
                 std::mem::take(&mut self.noticed).iter().for_each(event_log::log_noticed);
                 self.commits.recovered();
@@ -338,7 +338,7 @@ impl LedgerWriter {
         let Some(store) = self.medium.store() else { return };
         let read = async |sink: &LogSink, cursor| sink.reader()(store.reader(), cursor);
         // neither reads nor writes wait for anything but this thread
-        let _ = self.log.catch_up(shared_state, read).now_or_never();
+        let _ = self.log.catch_up(&shared_state.followers, read).now_or_never();
     }
 
     /// Removes old events, and moves those from the future to now. Both only a day after the boot, and if both clocks agree on the time

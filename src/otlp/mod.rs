@@ -153,7 +153,7 @@ fn run(settings: &OtlpSettings, context: &OtlpContext, stop: &Stop) -> std::io::
         if let (Some(target), Some(event_reader)) = (&settings.logs, &context.event_reader) {
             let sink = EventSink::new(context, exporter(OtlpSignal::Logs, target));
             let follower = Follower::new(&*context.cursor_name, sink);
-            follower.run(event_reader, &context.shared_state, stop.clone()).await;
+            follower.run(event_reader, &context.shared_state.followers, stop.clone()).await;
         }
     });
     let traces = guarded(OtlpSignal::Traces, stop, RESTART_DELAY, async || {

@@ -165,7 +165,7 @@ impl RunReports {
                     let mut stop = stopped.clone();
                     runtime.block_on(async {
                         tokio::select! {
-                            () = follower.run(&event_reader, &shared_state, stopped) => {}
+                            () = follower.run(&event_reader, &shared_state.followers, stopped) => {}
                             _ = stop.wait_for(Option::is_some) => {} // at once: a report is written again after the next start
                         }
                     });
@@ -236,13 +236,14 @@ impl Sink for ReportSink {
         let (shared_state, kind) = (Arc::clone(&self.shared_state), self.target.kind());
         move |store, cursor| {
             let run = store.next_settled_run(cursor)?;
-            shared_state.report_stats.set_pending(kind, store.count_runs_after(cursor)?);
+            shared_state.followers.report_stats.set_pending(kind, store.count_runs_after(cursor)?);
             run.map(|run| Ok((run.id, SettledReport::read(store, run)?))).transpose()
         }
     }
 
     async fn write(&mut self, report: SettledReport) -> WriteOutcome {
-        let (stats, kind, id) = (&self.shared_state.report_stats, self.target.kind(), report.run.id);
+        let (stats, kind, id) =
+            (&self.shared_state.followers.report_stats, self.target.kind(), report.run.id);
         let Some((folder, files)) = self.files(report) else {
             tracing::error!(id, "the record of a run is unreadable: it gets no report");
             stats.count_lost(kind, 1);
@@ -271,7 +272,7 @@ impl Sink for ReportSink {
     }
 
     fn up_to_date(&mut self) {
-        self.shared_state.report_stats.mark_idle(self.target.kind());
+        self.shared_state.followers.report_stats.mark_idle(self.target.kind());
     }
 }
 

@@ -70,7 +70,7 @@ impl IndependentSources {
         if let Some(shared_state) = &self.shared_state {
             let figures = shared_state.figures(now);
             containers = figures.map(|figures| write_figures(&figures, &mut series)).unwrap_or_default();
-            shared_state.report_stats.write(&mut series);
+            shared_state.followers.report_stats.write(&mut series);
             if let Some(published) = shared_state.published() {
                 series.global(SOURCE_TIMESTAMP, ["ledger".into()], published.unix_seconds());
             }

@@ -31,7 +31,7 @@ pub(super) fn start_reporter(config: &Config, waker: Arc<Waker>) -> Option<Arc<R
         tracing::warn!("--reporter.auto-cleanup does nothing while --reporter.directory is empty");
     }
     let directory = directory?;
-    let hierarchy = Hierarchy::detect(&config.host_paths).ok()?; // its absence is reported by the sampler
+    let hierarchy = Hierarchy::detect(&config.host_paths).ok()?; // its absence was logged when the ledger was opened
     match reporter::start(directory, &config.host_paths, hierarchy.version == Version::V1, waker) {
         Ok(state) => {
             tracing::info!(directory = %directory.display(), "receiving reports of processes");

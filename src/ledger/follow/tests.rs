@@ -46,7 +46,7 @@ fn kill(id: u64, owner: KillOwner) -> LedgerEvent {
 /// A store in memory, as its writer and its readers have it, with the follower of a sink.
 struct Scene {
     store: Arc<Mutex<Store>>,
-    shared_state: SharedState,
+    followers: Followers,
     follower: Follower<ScriptedSink>,
 }
 
@@ -54,26 +54,26 @@ impl Scene {
     fn new(outcomes: &[WriteOutcome]) -> Self {
         let sink = ScriptedSink { outcomes: outcomes.iter().rev().copied().collect(), ..Default::default() };
         let store = Arc::new(Mutex::new(Store::in_memory().unwrap()));
-        let shared_state = SharedState::default();
-        shared_state.set_cursors(BTreeMap::new());
-        Self { store, shared_state, follower: Follower::new(NAME, sink) }
+        let followers = Followers::default();
+        followers.set_cursors(BTreeMap::new());
+        Self { store, followers, follower: Follower::new(NAME, sink) }
     }
 
     fn commit(&self, events: impl IntoIterator<Item = LedgerEvent>) {
         let mut batch = WriteBatch::default();
         events.into_iter().for_each(|event| batch.put_event(event));
         self.store.lock().unwrap().commit(&batch).unwrap();
-        self.shared_state.mark_written();
+        self.followers.mark_written();
     }
 
     fn catch_up(&mut self) -> Duration {
         let reader = EventReader::Memory(Arc::clone(&self.store));
         let read = async |sink: &ScriptedSink, cursor| reader.read(|store| sink.reader()(store, cursor));
-        self.follower.catch_up(&self.shared_state, read).now_or_never().expect("nothing waits")
+        self.follower.catch_up(&self.followers, read).now_or_never().expect("nothing waits")
     }
 
     fn cursor(&self) -> u64 {
-        self.shared_state.cursor(NAME).unwrap()
+        self.followers.cursor(NAME).unwrap()
     }
 }
 
@@ -94,7 +94,7 @@ fn batch_is_repeated_until_it_is_written() {
     let batches: Vec<_> = scene.follower.sink.batches.iter().map(ends).collect();
     assert_eq!(batches, [(1, 200, 200), (1, 200, 200), (151, 250, 100), (151, 250, 100)]);
     assert_eq!(scene.follower.sink.up_to_date, 1);
-    assert_eq!(scene.shared_state.take_acknowledged(), [(NAME.to_owned(), 250)].into());
+    assert_eq!(scene.followers.take_acknowledged(), [(NAME.to_owned(), 250)].into());
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn ledger_that_cannot_be_read_is_read_again() {
     scene.commit(settled(1..=1));
     let unreadable = async |_: &ScriptedSink, _| Err(StoreError::NoLedger { directory: "/gone".into() });
     for _ in 0..2 {
-        let delay = scene.follower.catch_up(&scene.shared_state, unreadable).now_or_never();
+        let delay = scene.follower.catch_up(&scene.followers, unreadable).now_or_never();
         assert_eq!(delay, Some(UNREADABLE_RETRY_INTERVAL));
     }
     assert!(scene.follower.ledger.is_failing());
@@ -133,7 +133,7 @@ fn ledger_that_recovers_behind_a_dead_sink_has_recovered() {
     scene.commit(settled(1..=1));
     let unreadable = async |_: &ScriptedSink, _| Err(StoreError::NoLedger { directory: "/gone".into() });
     for _ in 0..2 {
-        scene.follower.catch_up(&scene.shared_state, unreadable).now_or_never();
+        scene.follower.catch_up(&scene.followers, unreadable).now_or_never();
         assert!(scene.follower.ledger.is_failing());
         scene.catch_up();
         assert!(!scene.follower.ledger.is_failing(), "or the next outage would not be logged");
@@ -146,11 +146,11 @@ fn ledger_that_recovers_behind_a_dead_sink_has_recovered() {
 #[test]
 fn nothing_is_read_before_the_ledger_is_open() {
     let mut scene = Scene::new(&[]);
-    scene.shared_state = SharedState::default();
+    scene.followers = Followers::default();
     scene.commit(settled(1..=1));
     scene.catch_up();
     assert!(scene.follower.sink.batches.is_empty());
-    scene.shared_state.set_cursors([(NAME.to_owned(), 0)].into());
+    scene.followers.set_cursors([(NAME.to_owned(), 0)].into());
     scene.catch_up();
     assert_eq!(scene.follower.sink.batches, [[1]]);
 }
@@ -168,7 +168,7 @@ fn stop_request_ends_it_after_what_is_settled() {
             sender.send(Some(Timestamp::now())).unwrap();
         }
         let reader = EventReader::Memory(Arc::clone(&scene.store));
-        runtime.block_on(scene.follower.run(&reader, &scene.shared_state, stop));
-        assert_eq!(scene.shared_state.cursor(NAME), Some(3));
+        runtime.block_on(scene.follower.run(&reader, &scene.followers, stop));
+        assert_eq!(scene.followers.cursor(NAME), Some(3));
     }
 }

@@ -189,14 +189,14 @@ fn runs_that_are_removed_before_their_reports_are_counted() {
     let (mut writer, state) = LedgerWriter::open(&settings, now).unwrap();
     let mut reconciler = reconciler(&state, now);
     let shared_state = SharedState::default();
-    shared_state.report_stats.enable(ReportTarget::S3, "report x");
-    shared_state.report_stats.enable(ReportTarget::Directory, "report new");
+    shared_state.followers.report_stats.enable(ReportTarget::S3, "report x");
+    shared_state.followers.report_stats.enable(ReportTarget::Directory, "report new");
     for minutes in 0..30 {
         writer.write(now.plus(Duration::from_secs(60 * minutes)), &mut reconciler, &shared_state);
     }
     let lost = |target| {
         let mut series = crate::series::Series::default();
-        shared_state.report_stats.write(&mut series);
+        shared_state.followers.report_stats.write(&mut series);
         let family = crate::catalog::REPORTS_LOST.id;
         let rows: Vec<_> =
             series.rows().iter().filter(|row| row.family == family).map(|row| row.value).collect();
