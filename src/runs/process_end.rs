@@ -46,12 +46,10 @@ impl RunFigures {
         self.ends.drain(..self.ends.len().saturating_sub(MAX_ENDS));
     }
 
-    /// Takes what processes reported in other figures of the same run only: its exit was noticed before.
+    /// Takes what processes reported in other figures of the same run only: its exit was noticed before. Also of a process that ended
+    /// before the last cycle began: that has no peaks of it any more.
     pub(super) fn take_reports_of(&mut self, later: &Self) {
-        // what ended before the last cycle was recorded with it
-        let last = self.last_sampled;
-        let new = later.ends.iter().filter(|end| last.is_none_or(|last| end.at >= last));
-        new.for_each(|end| self.apply_process_end(end));
+        later.ends.iter().for_each(|end| self.apply_process_end(end));
         self.log.extend(&later.log);
     }
 
@@ -135,12 +133,18 @@ mod tests {
 
     #[test]
     fn report_after_the_exit_was_noticed_counts_once() {
-        let mut later = RunFigures::default();
-        later.record_process_end(end(Some("ab-1"), 6));
-        let figures = sampled().with_reports_of(Some(&later));
-        assert_eq!(figures.gpus["GPU-AB-1"].torch_allocated_peak_bytes, Some(6));
-        assert_eq!(figures.operations.len(), 1);
-        assert_eq!(figures.with_reports_of(Some(&later)).operations.len(), 1);
+        for at in [7.9, 9.0] {
+            let mut later = RunFigures::default();
+            later.record_process_end(ProcessEnd { at, ..end(Some("ab-1"), 6) });
+            let figures = sampled().with_reports_of(Some(&later));
+            assert_eq!(
+                figures.gpus["GPU-AB-1"].torch_allocated_peak_bytes,
+                Some(6),
+                "the last cycle was at 8"
+            );
+            assert_eq!(figures.operations.len(), 1);
+            assert_eq!(figures.with_reports_of(Some(&later)).operations.len(), 1);
+        }
     }
 
     #[test]
