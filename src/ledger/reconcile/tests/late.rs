@@ -355,7 +355,7 @@ fn oom_event_is_no_evidence_of_a_later_kill() {
     assert_eq!(story.last_kill().owner, KillOwner::Unattributed);
 }
 
-/// It is of the run before, whose end dockerd reported first.
+/// The event belongs to the run before: dockerd reported the end of that first.
 #[test]
 fn oom_event_between_two_runs_is_no_evidence_for_the_next_one() {
     let mut story = Story::new();
