@@ -271,6 +271,7 @@ fn ledger_with(directory: &Path, kills: u64) -> Outcome<()> {
             ..ContainerRef::default()
         };
         let kill = Kill {
+            before_counting: false,
             parent_pid: None,
             program: "".into(),
             cgroup: "".into(),

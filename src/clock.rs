@@ -61,12 +61,12 @@ impl Timestamp {
         Self { monotonic: self.monotonic.saturating_sub(by), wall: self.wall.saturating_sub(by), ..*self }
     }
 
-    /// Returns this timestamp moved to a Unix time, on a machine that was never suspended. The monotonic clock does not go below 0:
+    /// Returns this timestamp moved to a Unix time since which the machine was not suspended. The monotonic clock does not go below 0:
     /// times before the boot are all at its begin.
     pub fn moved_to(&self, unix_seconds: f64) -> Self {
         let wall = Duration::try_from_secs_f64(unix_seconds).unwrap_or(Duration::ZERO);
-        let monotonic = (self.monotonic + self.suspended + wall).saturating_sub(self.wall);
-        Self { monotonic, suspended: Duration::ZERO, wall }
+        let monotonic = (self.monotonic + wall).saturating_sub(self.wall);
+        Self { monotonic, wall, ..*self }
     }
 
     /// Returns the seconds by which the wall clock was set since `earlier`.
@@ -99,7 +99,6 @@ impl Timestamp {
     }
 
     /// Returns this timestamp as it is read after the wall clock was set by so many milliseconds.
-    #[cfg(test)]
     pub fn with_wall_moved(&self, millis: i64) -> Self {
         let by = Duration::from_millis(millis.unsigned_abs());
         Self { wall: if millis < 0 { self.wall - by } else { self.wall + by }, ..*self }
@@ -301,7 +300,12 @@ mod tests {
         assert_eq!((evening.booted_at(), morning.booted_at()), (999_000.0, 999_000.0));
         assert_eq!(morning.since(evening), Duration::from_secs(1));
         assert_eq!(morning.wall_moved_since(evening), 0.0);
-        assert_eq!(morning.moved_to(evening.unix_seconds()), evening);
+        let second = Duration::from_secs(1);
+        assert_eq!(
+            morning.moved_to(morning.unix_seconds() - 1.0),
+            morning.minus(second),
+            "after the suspend"
+        );
     }
 
     #[test]

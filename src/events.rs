@@ -9,14 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::ClockStep;
 pub use crate::collect::pss::PssMissing;
+use crate::discover::history::ExistingContainer;
 use crate::discover::{Container, ContainerId};
 pub use crate::discover::{Identity, RuntimeKind};
 use crate::lifecycle::{RunId, RunNumber};
 pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
 pub use crate::parse::process::Role;
-
-/// Ids of events that are not in the ledger are at least this, and below 2^53, so that JavaScript reads them exactly.
-pub const FIRST_UNRECORDED_ID: u64 = 1 << 52;
 
 /// The holder of what is in use outside containers: by processes and by the kernel.
 pub const OUTSIDE_CONTAINERS: &str = "outside containers";
@@ -57,6 +55,18 @@ impl ContainerRef {
             identity: container.identity.clone(),
             container_id: Arc::clone(container.id.shared()),
             image: Arc::clone(&container.spec.image),
+            runtime: container.runtime,
+            started: container.started,
+            ..Self::default()
+        }
+    }
+
+    /// Refers to a container as its runtime describes it.
+    pub fn of_existing(container: &ExistingContainer) -> Self {
+        Self {
+            identity: container.named.identity(),
+            container_id: Arc::clone(container.id.shared()),
+            image: Arc::clone(&container.named.image),
             runtime: container.runtime,
             started: container.started,
             ..Self::default()
@@ -254,6 +264,9 @@ pub struct Kill {
     /// the kubelet sets both and the kernel names the pod's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub alone_in_pod: bool,
+    /// It happened before the first start of memledger: no counter has it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub before_counting: bool,
     /// How it was attributed; `None` if it was not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<Method>,
@@ -367,6 +380,9 @@ pub struct Exit {
     /// The runtime reports requests to stop, and memledger was connected to it at the end: without one there was none.
     #[serde(default)]
     pub requests_known: bool,
+    /// It ended before the first start of memledger: no counter has it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub before_counting: bool,
     /// Highest usage during the run, page cache included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_usage_bytes: Option<u64>,
@@ -381,11 +397,6 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// Returns whether it is from no ledger, but from what the host still knows: then requests to the runtime may be forgotten.
-    pub fn is_unrecorded(&self) -> bool {
-        self.id >= FIRST_UNRECORDED_ID
-    }
-
     /// Returns the signal of the last stop request that has one: some versions of Docker report the end of a stop as a request without.
     pub fn requested_signal(&self) -> Option<i32> {
         self.stop_signals.iter().rev().copied().flatten().next()
@@ -599,29 +610,12 @@ impl LedgerEvent {
         }
     }
 
-    /// Takes over what was decided of the same event elsewhere.
-    pub fn decide_as(&mut self, other: &Self) {
-        match (self, other) {
-            (LedgerEvent::OomKill(kill), LedgerEvent::OomKill(other)) => {
-                (kill.victim, kill.number) = (other.victim, other.number);
-                kill.owner.clone_from(&other.owner);
-            }
-            (LedgerEvent::Exit(exit), LedgerEvent::Exit(other)) => {
-                (exit.reason, exit.ended_by) = (other.reason, other.ended_by);
-                exit.may_be.clone_from(&other.may_be);
-            }
-            _ => {}
-        }
-    }
-
-    /// Returns what identifies the event and its kills, without samples, report and evidence.
-    pub fn without_details(self) -> Self {
+    /// Returns whether it happened before the first start of memledger: no counter has it.
+    pub fn is_before_counting(&self) -> bool {
         match self {
-            LedgerEvent::OomKill(kill) => {
-                LedgerEvent::OomKill(Kill { report: None, before: None, evidence: vec![], ..kill })
-            }
-            LedgerEvent::Exit(exit) => LedgerEvent::Exit(Exit { before: None, evidence: vec![], ..exit }),
-            other => other,
+            LedgerEvent::OomKill(kill) => kill.before_counting,
+            LedgerEvent::Exit(exit) => exit.before_counting,
+            LedgerEvent::GpuError(_) | LedgerEvent::CudaOom(_) => false,
         }
     }
 
@@ -643,21 +637,6 @@ impl LedgerEvent {
             LedgerEvent::Exit(exit) => Some(&exit.subject),
             LedgerEvent::GpuError(error) => error.subject.as_ref(),
             LedgerEvent::CudaOom(oom) => Some(&oom.subject),
-        }
-    }
-
-    /// Forgets which run it is of: another ledger numbers its runs by itself.
-    pub fn forget_run_number(&mut self) {
-        match self {
-            LedgerEvent::OomKill(Kill { owner: KillOwner::Container(subject), .. }) => {
-                subject.run_number = None
-            }
-            LedgerEvent::OomKill(_) => {}
-            LedgerEvent::Exit(exit) => exit.subject.run_number = None,
-            LedgerEvent::GpuError(error) => {
-                error.subject.iter_mut().for_each(|subject| subject.run_number = None);
-            }
-            LedgerEvent::CudaOom(oom) => oom.subject.run_number = None,
         }
     }
 

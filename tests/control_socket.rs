@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::events::{exit, store_with};
 use crate::support::docker::{Engine, unique};
-use crate::support::{Memledger, eventually, run, run_on_ledger};
+use crate::support::{Memledger, binary, eventually, run, run_on_ledger};
 
 const ALONE: &[&str] =
     &["--docker.socket=", "--podman.socket=", "--container.include=^none$", "--no-web.enable-api"];
@@ -74,7 +74,7 @@ fn verbs_query_a_ledger_that_they_cannot_read() {
     assert!(controlled.verb(&["why", "--last", "--json"]).1.starts_with('{'));
     let (code, text, errors) = controlled.verb(&["why", "nobody"]);
     assert!(code == Some(1) && text.contains("known containers: other one, train"), "{text}{errors}");
-    // a path without a ledger of its own
+    // a directory that a flag names is read, there or not, and nobody is asked
     let elsewhere = tempfile::tempdir().unwrap();
     let (path, socket) = (elsewhere.path().display(), controlled.path());
     let (code, text, errors) = run_on_ledger(&[
@@ -83,7 +83,17 @@ fn verbs_query_a_ledger_that_they_cannot_read() {
         &format!("--state.path={path}"),
         &format!("--local.socket={socket}"),
     ]);
-    assert!(code == Some(0) && text.starts_with("train"), "{text}{errors}");
+    let told = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(code != Some(0) && told.contains("There is no ledger in"), "{text}{errors}");
+    // as a variable it is the setting of the memledger that answers
+    let variables =
+        [("MEMLEDGER_STATE_PATH", path.to_string()), ("MEMLEDGER_OOM_KERNEL_LOG", "off".to_owned())];
+    let asked = Command::new(binary())
+        .args(["why", "train", &format!("--local.socket={socket}")])
+        .envs(variables)
+        .output()
+        .expect("memledger runs");
+    assert!(String::from_utf8_lossy(&asked.stdout).starts_with("train"), "{asked:?}");
     assert!(controlled.get("/api/v1/containers").starts_with("HTTP/1.0 200"));
     let (code, text, errors) = controlled.verb(&["release-gpu"]);
     assert!(code == Some(0) && text.contains("\"closed\": true"), "{text}{errors}");

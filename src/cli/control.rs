@@ -176,10 +176,17 @@ pub fn runs(config: &Config, query: &RunQuery, timeout: Duration) -> anyhow::Res
 fn events_target(query: &Query) -> String {
     let limit = if query.limit == 0 { MAX_EVENTS } else { query.limit.min(MAX_EVENTS) };
     // in seconds: a date cannot express every number, and events of all times would come without the parameter
-    let since = query.since.map(|since| format!("&since={since}"));
-    let container = query.container.as_deref().map(percent_encoded);
-    let container = container.map(|container| format!("&container={container}"));
-    format!("/api/v1/events?limit={limit}{}{}", since.unwrap_or_default(), container.unwrap_or_default())
+    let mut target = format!("/api/v1/events?limit={limit}");
+    let mut add = |key: &str, value: Option<String>| {
+        target.extend(value.map(|value| format!("&{key}={value}")));
+    };
+    add("since", query.since.map(|since| since.to_string()));
+    add("until", query.until.map(|until| until.to_string()));
+    add("container", query.container.as_deref().map(percent_encoded));
+    add("notable", query.only_notable.then(|| "true".to_owned()));
+    let ids: Vec<String> = query.ids.iter().map(u64::to_string).collect();
+    add("ids", (!ids.is_empty()).then(|| ids.join(",")));
+    target
 }
 
 /// Sends a request to a control socket and returns status and body. `timeout` is that of connecting, and of each read and write.

@@ -32,10 +32,10 @@ pub fn command_with_all_rights(config: &Config, question: &[&str]) -> String {
     words.fold("sudo".to_owned(), |command, word| format!("{command} {}", shell_quoted(&word)))
 }
 
-/// Returns the section that describes how far an answer reaches, and what gives the rest. `missing`: why there is no ledger. `shown`:
+/// Returns the section that describes how far an answer reaches, and what gives the rest; empty if nothing is missing. `missing`: why there is no ledger. `shown`:
 /// sentences that the answer begins with.
 pub fn section(coverage: &Coverage, missing: Option<&str>, command: &str, shown: &[String]) -> String {
-    let mut text = "\nHow far this reaches\n".to_owned();
+    let mut text = String::new();
     let missing = missing.map(|missing| CoverageHint { text: missing.to_owned(), command: None });
     let hints = coverage.hints(command).into_iter().filter(|hint| !shown.contains(&hint.text));
     for CoverageHint { text: sentence, command } in hints.chain(missing) {
@@ -44,7 +44,7 @@ pub fn section(coverage: &Coverage, missing: Option<&str>, command: &str, shown:
             let _ = writeln!(text, "      {command}"); // in one line, so that it can be copied
         }
     }
-    text
+    if text.is_empty() { text } else { format!("\nHow far this reaches\n{text}") }
 }
 
 /// Returns whether this process is in a container, where there is no sudo.

@@ -1,27 +1,27 @@
-//! What `memledger why`, `events` and the verbs of runs show: the ledger, from its file or through the control socket, and the
-//! events of this host that no ledger has.
+//! What `memledger why`, `events` and the verbs of runs show: the ledger of `memledger serve`, through its control socket, or its
+//! file; without a `serve`, caught up with this host.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::control;
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::events::{ContainerRef, Kill, LedgerEvent};
-use crate::explain::live::{self, HostHistory, KnownPast};
-use crate::http::MAX_EVENTS;
-use crate::ledger::store::{self, Page, Query, RunQuery, StoreError, StoreReader};
+use crate::discover::history::ExistingContainer;
+use crate::events::LedgerEvent;
+use crate::explain::live::Coverage;
+use crate::http::{MAX_EVENTS, MAX_IDS};
+use crate::ledger::catch_up::{CatchUpTime, HostPast, catch_up};
+use crate::ledger::reconcile::CountingStart;
+use crate::ledger::store::{self, LedgerState, Page, Query, RunQuery, StoreError, StoreReader};
 use crate::runs::RunRecord;
 
 /// Bytes of events after which a page from the control socket ends.
 const PAGE_BYTES: usize = 256 << 10;
-/// Events of the ledger that name containers that are gone.
-const MAX_NAMING: usize = 5_000;
 
-/// How long `why` and `events` wait for a memledger that does not respond, or for a lock of the ledger: their answer takes at most
-/// two seconds, with what the host knows.
+/// How long `why` and `events` wait for a memledger that does not respond, or for a lock of the ledger, while the host is read: their
+/// answer takes about two seconds at most.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Pages of events, each of which can fail.
@@ -70,7 +70,7 @@ impl<'a> LedgerSource<'a> {
 
     /// Uses the control socket if it serves this process.
     fn of_socket(config: &'a Config, timeout: Duration) -> (Self, Option<String>) {
-        match control::events(config, &Query { limit: 1, ..Query::default() }, timeout) {
+        match control::events(config, &Query { limit: 1, only_notable: true, ..Query::default() }, timeout) {
             Ok(_) => (Self::ControlSocket { config, timeout }, None),
             Err(error) => (Self::Unreadable, Some(unreadable(&error))),
         }
@@ -89,61 +89,20 @@ impl<'a> LedgerSource<'a> {
         };
         let max = if query.limit == 0 { store::MAX_EVENTS } else { query.limit };
         let (mut newest, mut bytes) = (VecDeque::new(), 0);
-        // the route does not know these conditions
-        let is_selected = |event: &LedgerEvent| {
-            (!query.only_notable || event.is_notable())
-                && (query.ids.is_empty() || query.ids.contains(&event.id()))
-        };
-        let is_plain = !query.only_notable && query.ids.is_empty();
-        let all = Query { limit: if is_plain { max } else { 0 }, ..query.clone() };
-        for line in control::events(config, &all, timeout)? {
+        let mut query = Query { limit: max, ..query.clone() };
+        // the route takes so many, and the newest matter
+        query.ids.sort_unstable();
+        query.ids.drain(..query.ids.len().saturating_sub(MAX_IDS));
+        for line in control::events(config, &query, timeout)? {
             let line = line?;
             let Ok(event) = serde_json::from_str::<LedgerEvent>(&line) else { continue };
-            if is_selected(&event) {
-                bytes += line.len();
-                newest.push_back((line.len(), event));
-            }
+            bytes += line.len();
+            newest.push_back((line.len(), event));
             while newest.len() > max || bytes > store::MAX_BYTES && newest.len() > 1 {
                 bytes -= newest.pop_front().map_or(0, |(size, _)| size);
             }
         }
         Ok(newest.into_iter().map(|(_, event)| event).collect())
-    }
-
-    /// Returns what the ledger knows of containers that are gone, and of the kills of this boot.
-    fn past(&self, boot_id: &str) -> anyhow::Result<KnownPast> {
-        let (config, timeout) = match self {
-            Self::File(ledger) => {
-                let (containers, kills) =
-                    (ledger.containers(MAX_NAMING)?, ledger.kills(boot_id, store::MAX_EVENTS)?);
-                let has_older_kills = kills.len() >= store::MAX_EVENTS;
-                return Ok(KnownPast { containers, kills, has_older_kills });
-            }
-            Self::ControlSocket { config, timeout } => (config, *timeout),
-            Self::Missing | Self::Unreadable => return Ok(KnownPast::default()),
-        };
-        let mut past = KnownPast::default();
-        let mut seen = HashSet::new();
-        let query = Query { limit: MAX_NAMING.min(MAX_EVENTS), ..Query::default() };
-        let mut events = 0;
-        for line in control::events(config, &query, timeout)? {
-            let Ok(event) = serde_json::from_str::<LedgerEvent>(&line?) else { continue };
-            events += 1;
-            if let Some(subject) =
-                event.subject().filter(|subject| seen.insert(Arc::clone(&subject.container_id)))
-            {
-                past.containers.push(ContainerRef { started: None, ..subject.clone() });
-            }
-            if let LedgerEvent::OomKill(kill) = event
-                && *kill.boot_id == *boot_id
-            {
-                let kill = Kill { report: None, before: None, evidence: vec![], ..kill };
-                past.kills.push(LedgerEvent::OomKill(kill));
-                past.kills.drain(..past.kills.len().saturating_sub(store::MAX_EVENTS));
-            }
-        }
-        past.has_older_kills = events >= query.limit || past.kills.len() >= store::MAX_EVENTS;
-        Ok(past)
     }
 
     /// Returns the newest selected records of runs, oldest first; those in progress are last.
@@ -193,48 +152,109 @@ impl<'a> LedgerSource<'a> {
             Self::Missing | Self::Unreadable => Ok(Box::new(std::iter::empty())),
         }
     }
+}
 
-    /// Returns the selected events of the ledger that the host may have, too, without their samples and reports. The ledger may have
-    /// far more.
+/// The ledger, and what this host shows beside it.
+pub struct HostLedger<'a> {
+    /// The ledger of the `memledger serve` that runs, or what this host shows: the file, if there is one, and what happened since.
+    pub ledger: LedgerSource<'a>,
+    /// The containers that exist.
+    pub containers: Vec<ExistingContainer>,
+    /// How far the sources reach.
+    pub coverage: Coverage,
+    /// Why there is no recorded ledger, for people.
+    pub missing: Option<String>,
+    /// There is one that cannot be read.
+    pub is_unreadable: bool,
+}
+
+impl<'a> HostLedger<'a> {
+    /// Queries the `memledger serve` of this host. Where none answers, or where a flag names a directory, opens the ledger there, or none,
+    /// and catches up with this host. A damaged ledger, or one that is locked, does not hide what the host shows.
+    ///
+    /// `container`: the container whose details are read first.
     ///
     /// # Errors
-    /// The ledger cannot be read.
-    pub fn same_events(&self, host: &HostHistory, query: &Query) -> anyhow::Result<Vec<LedgerEvent>> {
-        let Some(since) = host.since() else { return Ok(vec![]) };
-        let compared = Query { since: Some(since), container: query.container.clone(), ..Query::default() };
-        let mut same = Vec::new();
-        for page in self.pages(&compared)? {
-            let events = page?.raw_json;
-            let events = events.iter().filter_map(|event| serde_json::from_str::<LedgerEvent>(event).ok());
-            let events = events.filter(|event| host.may_have(event));
-            same.extend(events.map(LedgerEvent::without_details));
+    /// There is not enough memory.
+    pub fn open(config: &'a Config, now: Timestamp, container: Option<&str>) -> Result<Self, StoreError> {
+        let is_named = config.state.is_flag && config.state.path.is_some();
+        let (mut past, served, file) = std::thread::scope(|scope| {
+            let past = scope.spawn(|| HostPast::read(config, now, container));
+            let served = (!is_named && control::is_available(config, TIMEOUT))
+                .then(|| LedgerSource::of_socket(config, TIMEOUT));
+            let is_served = matches!(served, Some((LedgerSource::ControlSocket { .. }, _)));
+            let file = (!is_served).then(|| Self::open_file(config));
+            (past.join().unwrap_or_default(), served, file)
+        });
+        let mut refused = None;
+        match served {
+            Some((ledger @ LedgerSource::ControlSocket { .. }, _)) => {
+                past.leave_to_serve();
+                return Ok(Self::of(ledger, Coverage::of(&past, now, true), past, (None, false)));
+            }
+            Some((_, why)) => refused = why,
+            None => {}
         }
-        Ok(same)
+        // after the host was read: what was written meanwhile is not read twice
+        let loaded = file.unwrap_or_else(|| Err((no_server(config), false))).and_then(|file| {
+            let state = file.load().map_err(|error| unreadable_file(&error))?;
+            Ok((file, state))
+        });
+        let (file, state, missing, is_unreadable) = match loaded {
+            Ok((file, state)) => (Some(file), state, None, false),
+            // a memledger that does not answer has the ledger
+            Err((why, is_unreadable)) => {
+                let is_unreadable = is_unreadable || refused.is_some();
+                (None, LedgerState::default(), Some(refused.unwrap_or(why)), is_unreadable)
+            }
+        };
+        let now = Timestamp::now();
+        let start = CountingStart { log_usec: u64::MAX, at: f64::INFINITY };
+        let changes = catch_up(config, &state, &mut past, CatchUpTime { now, start, is_last: true }).changes;
+        let reader = match file {
+            Some(file) => file.with_changes(&changes, TIMEOUT)?,
+            None => StoreReader::in_memory(&changes)?,
+        };
+        let coverage = Coverage::of(&past, now, !state.is_new());
+        Ok(Self::of(LedgerSource::File(reader), coverage, past, (missing, is_unreadable)))
     }
 
-    /// Opens the ledger, and reads what this host knows beside it. Returns also why there is no ledger: a damaged one, or one that
-    /// is locked, does not hide what the host shows.
-    pub fn open_with_host(
-        config: &'a Config,
-        now: Timestamp,
-        container: Option<&str>,
-    ) -> (Self, HostHistory, Option<String>) {
-        let (mut ledger, mut missing) = (Self::Missing, None);
-        let boot_id = config.host_paths.boot_id().unwrap_or_default();
-        let host = live::read(config, now, container, || {
-            (ledger, missing) = Self::open(config, TIMEOUT);
-            ledger.past(&boot_id).unwrap_or_else(|error| {
-                (ledger, missing) = (Self::Unreadable, Some(unreadable(&error)));
-                KnownPast::default()
-            })
-        });
-        (ledger, host, missing)
+    fn of(
+        ledger: LedgerSource<'a>,
+        coverage: Coverage,
+        past: HostPast,
+        (missing, is_unreadable): (Option<String>, bool),
+    ) -> Self {
+        let containers = past.runtimes.into_iter().flat_map(|history| history.containers).collect();
+        Self { ledger, containers, coverage, missing, is_unreadable }
+    }
+
+    /// Opens the file. Otherwise returns why there is none, and whether there is one that cannot be read.
+    fn open_file(config: &Config) -> Result<StoreReader, (String, bool)> {
+        let Some(directory) = config.state.path.as_deref() else { return Err((no_server(config), false)) };
+        StoreReader::open_within(directory, TIMEOUT).map_err(|error| match error {
+            StoreError::NoLedger { .. } => (no_ledger(directory), false),
+            error => unreadable_file(&error),
+        })
+    }
+
+    /// Returns whether there was anything to read.
+    pub fn is_answered(&self) -> bool {
+        match (&self.missing, self.is_unreadable) {
+            (_, true) => false,
+            (Some(_), false) => self.coverage.has_kernel_log(),
+            (None, false) => true,
+        }
     }
 }
 
 /// Returns why a ledger is not used that cannot be read.
-pub fn unreadable(error: &anyhow::Error) -> String {
+fn unreadable(error: &anyhow::Error) -> String {
     format!("The ledger cannot be read: {error:#}.")
+}
+
+fn unreadable_file(error: &StoreError) -> (String, bool) {
+    (format!("The ledger cannot be read: {}.", crate::text::error_chain(error)), true)
 }
 
 fn no_ledger(directory: &Path) -> String {

@@ -8,12 +8,11 @@ use anyhow::{Context, bail};
 use tokio::runtime::Runtime;
 
 use super::control;
-use super::event_source::LedgerSource;
+use super::event_source::HostLedger;
 use super::serve::start_runtimes;
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::events::LedgerEvent;
-use crate::explain::live::Addition;
 use crate::gpu::DriverState;
 use crate::ledger::service::{LedgerService, ServiceHandle};
 use crate::ledger::store::Query;
@@ -92,7 +91,7 @@ impl OverviewSource {
 /// The newest OOM kills and CUDA out-of-memory errors.
 #[derive(Default)]
 pub struct NewestKills {
-    /// Those of the last day, the newest first: of the ledger, and those that only this host has.
+    /// Those of the last day, the newest first.
     pub events: Vec<LedgerEvent>,
     /// There may be more: the ledger, the kernel log or a runtime cannot be read, or does not reach back a day.
     pub is_incomplete: bool,
@@ -104,13 +103,10 @@ impl NewestKills {
         let now = Timestamp::now();
         let since = Some(now.unix_seconds() - KILLS_SINCE);
         let query = Query { since, only_notable: true, ..Query::default() };
-        let (ledger, host, _) = LedgerSource::open_with_host(config, now, None);
-        let known = ledger.events(&query);
-        let is_incomplete = known.is_err() || host.coverage.is_incomplete();
-        let known = known.unwrap_or_default();
-        let Addition { events, replaced } = host.addition(&known, &query);
-        let known = known.into_iter().filter(|event| !replaced.contains_key(&event.id()));
-        let mut kills: Vec<LedgerEvent> = known.chain(events).collect();
+        let found = HostLedger::open(config, now, None).map_err(anyhow::Error::from);
+        let found = found.and_then(|host| Ok((host.ledger.events(&query)?, host.coverage.is_incomplete())));
+        let is_incomplete = found.as_ref().map_or(true, |(_, is_incomplete)| *is_incomplete);
+        let mut kills = found.map_or(vec![], |(kills, _)| kills);
         kills.retain(|event| matches!(event, LedgerEvent::OomKill(_) | LedgerEvent::CudaOom(_)));
         kills.sort_by(|one, other| other.at().total_cmp(&one.at()));
         Self { events: kills, is_incomplete }
@@ -156,7 +152,7 @@ impl OwnSampler {
         let guard = runtime.enter();
         let driver_state = Arc::new(DriverState::default());
         let independent = IndependentSources::new(&config, Arc::clone(&driver_state), Arc::default());
-        let service = LedgerService::open(&config)?;
+        let service = LedgerService::open(&config)?.without_past();
         let (shared_state, cgroup_tree) = (service.shared_state(), service.cgroup_tree());
         let sources = start_runtimes(&config, &service);
         let ledger = service.start(sources.clone(), None, None)?;

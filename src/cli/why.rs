@@ -1,14 +1,14 @@
 //! `memledger why`: explains what ended a container or killed one of its processes.
 //!
-//! Reads the ledger of `memledger serve`, and always the host too, for what no ledger has: kills and exits from before its start,
-//! or while it did not run. So it also answers where memledger was never started.
+//! Queries `memledger serve`. Where none answers, it reads the ledger and catches up with the host, as `serve` does at its start: so it
+//! also answers where memledger was never started.
 
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint};
 
 use super::coverage;
-use super::event_source::{self, LedgerSource};
+use super::event_source::HostLedger;
 use super::journal;
 use super::kernel_log_file::{self, LogQuery};
 use crate::clock::Timestamp;
@@ -17,7 +17,7 @@ use crate::container_logs::tail::{LoggedError, last_error};
 use crate::discover::ContainerId;
 use crate::discover::history::ExistingContainer;
 use crate::events::{ContainerRef, Kill, KillOwner, LedgerEvent};
-use crate::explain::live::{HostHistory, current_usage, subject_of};
+use crate::explain::live::current_usage;
 use crate::explain::{
     self, Cause, Verdict, add_container, add_cuda_error, add_logged_error, has_other_name, kill_line,
     never_started, not_found, not_started, query_verdict, remove_log_advice, verdict_without_events,
@@ -35,7 +35,7 @@ pub fn command() -> Command {
     let command = Command::new("why")
         .about("Explain what ended a container or killed one of its processes, and what to try.")
         .after_help(
-            "Reads the ledger of memledger serve, if there is one, and the kernel log and the container runtimes of this host. Writes nothing.",
+            "Queries memledger serve. Where none answers, reads its ledger, if there is one, and the kernel log and the container runtimes of this host; so with the flag --state.path, whatever runs. Writes nothing.",
         )
         .arg(
             Arg::new("container")
@@ -92,20 +92,15 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(super::USAGE));
     }
     let now = Timestamp::now();
-    let (mut ledger, mut host, mut missing) = LedgerSource::open_with_host(&config, now, container);
+    let mut host = HostLedger::open(&config, now, container)?;
     if container.and_then(|wanted| find(&host, wanted)).is_some_and(|found| found.has_lost_process) {
-        // it may have ended just now
-        (ledger, host, missing) = LedgerSource::open_with_host(&config, Timestamp::now(), container);
+        host = HostLedger::open(&config, Timestamp::now(), container)?; // it may have ended just now
     }
-    let events = |query: &Query| anyhow::Ok(host.merge(ledger.events(query)?, query));
+    let events = |query: &Query| host.ledger.events(query);
     let answer = Answer {
         wanted: container,
         host: &host,
-        recorded: ledger.same_events(&host, &Query::default()).unwrap_or_default(),
-        missing,
-        // a ledger may have missed what happened while memledger did not run
-        is_partial: host.coverage.is_incomplete()
-            && !super::control::is_available(&config, event_source::TIMEOUT),
+        booted_at: now.booted_at(),
         is_json: matches.get_flag("json"),
         is_whole: matches.get_flag("all"),
         command: coverage::command_with_all_rights(&config, &["why", container.unwrap_or("--last")]),
@@ -135,10 +130,10 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         verdict.also.extend(note);
         answer.print(&verdict)?;
         let is_found = verdict.cause != Cause::Nothing;
-        return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&ledger, &host) });
+        return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&host) });
     }
     if let Some(mut verdict) =
-        container.and_then(|wanted| of_unreachable_runtime(&config, &ledger, &host, now, wanted))
+        container.and_then(|wanted| of_unreachable_runtime(&config, &host, now, wanted))
     {
         if let Some(log) = &log {
             log.add_to(&mut verdict);
@@ -146,12 +141,12 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         // the ledger names the kills of this container
         Answer { wanted: None, ..answer }.print(&verdict)?;
         let is_found = verdict.cause != Cause::Nothing;
-        return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&ledger, &host) });
+        return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&host) });
     }
-    let existing = host.containers.iter().map(|it| subject_of(it).identity.short_path());
+    let existing = host.containers.iter().map(|it| it.named.identity().short_path());
     let known = not_found(container, existing, events)?;
     answer.print_unknown(&known)?;
-    Ok(none_found(&ledger, &host))
+    Ok(none_found(&host))
 }
 
 /// Returns the verdict on a container, or on the newest end of all, and a sentence if another container had the wanted name before.
@@ -175,7 +170,7 @@ fn verdict_on(
     // where it was renamed while memledger did not run, the ledger has it under another name
     found = query_verdict(Some(existing.id.as_str()), now, &events)?.or(found);
     let subject = found.as_mut().and_then(|verdict| verdict.subject.as_mut());
-    subject.into_iter().for_each(|subject| subject.rename(&subject_of(existing).identity));
+    subject.into_iter().for_each(|subject| subject.rename(&ContainerRef::of_existing(existing).identity));
     Ok((found, None))
 }
 
@@ -187,13 +182,8 @@ fn another_had_name(verdict: &Verdict) -> String {
 }
 
 /// Returns the exit status where nothing was found: that is an answer only if there was something to read.
-fn none_found(ledger: &LedgerSource<'_>, host: &HostHistory) -> ExitCode {
-    let is_read = match ledger {
-        LedgerSource::File(_) | LedgerSource::ControlSocket { .. } => true,
-        LedgerSource::Missing => host.coverage.has_kernel_log(),
-        LedgerSource::Unreadable => false,
-    };
-    ExitCode::from(if is_read { super::NO } else { super::UNANSWERED })
+fn none_found(host: &HostLedger<'_>) -> ExitCode {
+    ExitCode::from(if host.is_answered() { super::NO } else { super::UNANSWERED })
 }
 
 /// Returns the verdict on a container of which neither a kill nor an end is known.
@@ -203,7 +193,7 @@ fn without_events(
     now: Timestamp,
     log: Option<&RequestedLog>,
 ) -> Verdict {
-    let (subject, is_running) = (subject_of(container), container.is_running);
+    let (subject, is_running) = (ContainerRef::of_existing(container), container.is_running);
     if let Some(error) = container.start_error.as_deref().filter(|_| !is_running) {
         return never_started(subject, error, now.unix_seconds());
     }
@@ -228,13 +218,12 @@ fn without_events(
 /// Returns the verdict on a container of which the ledger knows a run in progress, and whose runtime does not respond.
 fn of_unreachable_runtime(
     config: &Config,
-    ledger: &LedgerSource<'_>,
-    host: &HostHistory,
+    host: &HostLedger<'_>,
     now: Timestamp,
     wanted: &str,
 ) -> Option<Verdict> {
     let query = RunQuery { name: Some(wanted.to_owned()), limit: 1, ..RunQuery::default() };
-    let run = ledger.runs(&query).ok()?.pop().filter(|run| run.ended.is_none())?;
+    let run = host.ledger.runs(&query).ok()?.pop().filter(|run| run.ended.is_none())?;
     let is_unreachable = host.coverage.is_unreachable(run.subject.runtime);
     let usage = current_usage(config, now, &ContainerId::new(&run.subject.container_id), None);
     is_unreachable.then(|| explain::runtime_unreachable(run.subject, usage.as_ref(), now.unix_seconds()))
@@ -252,7 +241,7 @@ impl RequestedLog {
     fn read(
         config: &Config,
         wanted: Option<&str>,
-        host: &HostHistory,
+        host: &HostLedger<'_>,
         now: Timestamp,
         events: impl Fn(&Query) -> anyhow::Result<Vec<LedgerEvent>>,
     ) -> Self {
@@ -299,7 +288,7 @@ impl RequestedLog {
 }
 
 /// Adds what the host still knows of the container of a verdict, and a newer container of the wanted name.
-fn add_existing_containers(verdict: &mut Verdict, host: &HostHistory, wanted: Option<&str>) {
+fn add_existing_containers(verdict: &mut Verdict, host: &HostLedger<'_>, wanted: Option<&str>) {
     let id = verdict.subject.as_ref().map(|subject| subject.container_id.clone());
     let is_it = |container: &&ExistingContainer| id.as_deref() == Some(container.id.as_str());
     if let Some(container) = host.containers.iter().find(is_it) {
@@ -316,13 +305,13 @@ fn add_existing_containers(verdict: &mut Verdict, host: &HostHistory, wanted: Op
 }
 
 /// Finds an existing container by its name, else by the beginning of its id; of several the newest.
-fn find<'a>(host: &'a HostHistory, wanted: &str) -> Option<&'a ExistingContainer> {
+fn find<'a>(host: &'a HostLedger<'_>, wanted: &str) -> Option<&'a ExistingContainer> {
     let newest = |matches: &dyn Fn(&ExistingContainer) -> bool| {
         let found = host.containers.iter().filter(|container| matches(container));
         found.max_by(|a, b| a.started.unwrap_or(0.0).total_cmp(&b.started.unwrap_or(0.0)))
     };
     newest(&|it| it.has_name(wanted))
-        .or_else(|| newest(&|it| subject_of(it).identity.is_of_pod(wanted)))
+        .or_else(|| newest(&|it| ContainerRef::of_existing(it).identity.is_of_pod(wanted)))
         .or_else(|| newest(&|it| it.id.as_str().starts_with(wanted)))
 }
 
@@ -335,13 +324,9 @@ fn is_in_pod(cgroup: &str, uid: &str) -> bool {
 struct Answer<'a> {
     /// The container that was asked for.
     wanted: Option<&'a str>,
-    host: &'a HostHistory,
-    /// Events of the ledger that the host may have, too.
-    recorded: Vec<LedgerEvent>,
-    /// Why there is no ledger.
-    missing: Option<String>,
-    /// Neither the host nor a running memledger shows everything.
-    is_partial: bool,
+    host: &'a HostLedger<'a>,
+    /// Unix time of the boot.
+    booted_at: f64,
     is_json: bool,
     /// Everything is printed, however long.
     is_whole: bool,
@@ -364,10 +349,10 @@ impl Answer<'_> {
         }
         text.push_str(&if self.is_whole { render_all(verdict) } else { render(verdict) });
         self.add_kills_of_unknown_containers(&mut text, &unknown);
-        // the ledger is complete since its start; an answer from the host is only as good as its sources
-        let is_from_host = self.host.events.iter().any(|event| Some(event.at()) == verdict.at);
+        // the ledger of a memledger that runs is complete; what this host shows is only as good as its sources
         let is_open = verdict.at.is_none() && verdict.cause != Cause::NeverStarted;
-        if is_open || is_from_host || self.is_partial || !unknown.is_empty() {
+        let is_of_host = self.host.missing.is_some() || self.host.coverage.is_incomplete();
+        if is_open || is_of_host || !unknown.is_empty() {
             text.push_str(&self.coverage(&[]));
         }
         super::print(&text)?;
@@ -375,17 +360,29 @@ impl Answer<'_> {
     }
 
     fn coverage(&self, shown: &[String]) -> String {
-        coverage::section(&self.host.coverage, self.missing.as_deref(), &self.command, shown)
+        coverage::section(&self.host.coverage, self.host.missing.as_deref(), &self.command, shown)
     }
 
-    fn kills_of_unknown_containers(&self) -> Vec<&Kill> {
-        self.host.kills_of_unknown_containers(&self.recorded).collect()
+    /// Returns the kills of containers that have no name, and those without any.
+    fn kills_of_unknown_containers(&self) -> Vec<Kill> {
+        let kills = Query { since: Some(self.booted_at), only_notable: true, ..Query::default() };
+        let found = self.host.ledger.events(&kills).unwrap_or_default();
+        let is_unknown = |kill: &Kill| match &kill.owner {
+            KillOwner::Container(subject) => subject.container_id.starts_with(&*subject.identity.name),
+            KillOwner::Pending | KillOwner::Unattributed => true,
+            KillOwner::Host => false,
+        };
+        let kills = found.into_iter().filter_map(|event| match event {
+            LedgerEvent::OomKill(kill) if is_unknown(&kill) => Some(kill),
+            _ => None,
+        });
+        kills.collect()
     }
 
     /// Returns the kills of which one may be meant beside the verdict: of a container of that name that was removed, before the
     /// container that is known, or after its end; or of one that the kernel did not name. One before its end is not listed where it has a
     /// kill of its own.
-    fn kills_that_may_be_meant(&self, verdict: &Verdict) -> Vec<&Kill> {
+    fn kills_that_may_be_meant(&self, verdict: &Verdict) -> Vec<Kill> {
         let Some((wanted, subject)) = self.wanted.zip(verdict.subject.as_ref()) else { return vec![] };
         if verdict.at.is_some() && subject.container_id.starts_with(wanted) {
             return vec![]; // by its id
@@ -401,7 +398,7 @@ impl Answer<'_> {
         let is_outside_pods = |kill: &Kill| is_pods && !kill.cgroup.is_empty() && qos(&kill.cgroup).is_none();
         let is_of_other_pod =
             |kill: &Kill| pod.is_some_and(|uid| !is_in_pod(&kill.cgroup, uid)) || is_outside_pods(kill);
-        let may_be_meant = |kill: &&Kill| {
+        let may_be_meant = |kill: &Kill| {
             let is_before = subject.started.map_or(verdict.at.is_none(), |started| kill.at <= started);
             let is_after = verdict.at.is_some_and(|at| kill.at > at);
             let is_possible = is_before || kill.owner == KillOwner::Unattributed;
@@ -438,7 +435,7 @@ impl Answer<'_> {
     }
 
     /// Adds the kills of which the container may have been one.
-    fn add_kills_of_unknown_containers(&self, text: &mut String, kills: &[&Kill]) {
+    fn add_kills_of_unknown_containers(&self, text: &mut String, kills: &[Kill]) {
         if kills.is_empty() {
             return;
         }

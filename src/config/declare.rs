@@ -170,6 +170,17 @@ impl Source<bool> for IsChanged {
     }
 }
 
+/// Whether a flag sets a setting.
+pub struct IsFlag(pub &'static str);
+
+impl Source<bool> for IsFlag {
+    fn declare(self, _: &'static str, _: &mut Vec<Setting>) {}
+
+    fn read(self, values: &Values<'_>) -> Result<bool, ConfigError> {
+        Ok(values.is_flag(self.0))
+    }
+}
+
 /// The settings file that was read.
 pub struct FileInUse;
 

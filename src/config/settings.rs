@@ -12,7 +12,7 @@ use tracing::Level;
 
 use super::ConfigError;
 use super::declare::{
-    FileInUse, IsChanged, PATH, Setting, SettingGroup, Source, Switches, choice, count, duration,
+    FileInUse, IsChanged, IsFlag, PATH, Setting, SettingGroup, Source, Switches, choice, count, duration,
     duration_or_zero, group, path, setting, settings, switch, text,
 };
 use super::otlp::OtlpSettings;
@@ -223,6 +223,8 @@ settings! {
     struct StateSettings {
         /// Directory of the ledger of OOM kills and exits. Empty: keep it in memory only, and lose it on exit.
         path: Option<PathBuf> = path("state.path", &["/var/lib/memledger"]);
+        /// A flag names it: then verbs read it, whatever `memledger serve` runs.
+        is_flag: bool = IsFlag("state.path");
         /// How long the ledger keeps events, 1h to 87840h; from a day after the boot on, before which the clock may be wrong. The counters keep counting them.
         retention: Duration = duration("state.retention", &["90d"], HOUR, 3660 * DAY);
         /// Maximum size of the ledger; beyond it the oldest events are removed. At least 1MiB.

@@ -298,6 +298,11 @@ impl<'e> Values<'e> {
         self.of(key).first().is_some_and(|given| given.layer >= Layer::Variable)
     }
 
+    /// Returns true if a flag sets it.
+    pub fn is_flag(&self, key: &str) -> bool {
+        self.of(key).first().is_some_and(|given| given.layer == Layer::Flag)
+    }
+
     /// Parses the values of a setting; empty ones are none.
     pub fn parse<T>(
         &self,

@@ -141,6 +141,7 @@ fn ledger_is_on_disk_unless_path_is_empty() {
     assert_eq!(
         config.state,
         StateSettings {
+            is_flag: false,
             path: Some("/var/lib/memledger".into()),
             retention: Duration::from_secs(90 * 24 * 3600),
             max_size_bytes: 64 << 20,

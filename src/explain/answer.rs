@@ -55,9 +55,8 @@ impl<'a> WhyDocument<'a> {
     }
 
     /// Adds what this host knows beside the ledger.
-    pub fn with_host(self, coverage: &'a Coverage, kills: Option<&[&Kill]>) -> Self {
-        let events =
-            |kills: &[&Kill]| kills.iter().map(|kill| LedgerEvent::OomKill((*kill).clone())).collect();
+    pub fn with_host(self, coverage: &'a Coverage, kills: Option<&[Kill]>) -> Self {
+        let events = |kills: &[Kill]| kills.iter().cloned().map(LedgerEvent::OomKill).collect();
         Self { coverage: Some(coverage), kills_of_unknown_containers: kills.map(events), ..self }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{RunSummary, cuda_oom, same_container};
 use crate::discover::same_start;
-use crate::events::{ContainerRef, Exit, FIRST_UNRECORDED_ID, Kill, KillOwner, LedgerEvent};
+use crate::events::{ContainerRef, Exit, Kill, KillOwner, LedgerEvent};
 use crate::lifecycle::timing::{EXIT_WINDOW, MIN_PAUSE};
 
 /// Returns the run of an event of `subject`.
@@ -15,7 +15,7 @@ pub(super) fn run_of<'a>(
     let run = of_container.run_of(event);
     let belongs = |kill: &&Kill| match (&kill.owner, run.exit) {
         // the ledger knows no run of it, and has said of each end which kills may be its reason
-        (KillOwner::Container(its), Some(exit)) if has_decided(exit, kill.id, its) => {
+        (KillOwner::Container(its), Some(exit)) if has_decided(exit, its) => {
             exit.ended_by == Some(kill.id) || exit.may_be.contains(&kill.id)
         }
         (KillOwner::Container(its), _) => run.has(its, kill.at),
@@ -136,9 +136,9 @@ fn kills_of<'a>(events: &'a [LedgerEvent], subject: &'a ContainerRef) -> impl It
     })
 }
 
-/// Returns whether an end and a kill of its container are from one ledger, which knows the run of the end only.
-fn has_decided(exit: &Exit, kill: u64, its: &ContainerRef) -> bool {
-    exit.subject.run_number.is_some() && its.run_number.is_none() && kill < FIRST_UNRECORDED_ID
+/// Returns whether the ledger knows the run of an end, and that of a kill of its container not.
+fn has_decided(exit: &Exit, its: &ContainerRef) -> bool {
+    exit.subject.run_number.is_some() && its.run_number.is_none()
 }
 
 /// Returns whether two events of a container are of one run, if both have its number.
@@ -203,7 +203,5 @@ mod tests {
         };
         assert_eq!(kills(&events(vec![], 1)), [0; 0]);
         assert_eq!(kills(&events(vec![1], 1)), [1]);
-        let of_host = FIRST_UNRECORDED_ID + 1;
-        assert_eq!(kills(&events(vec![], of_host)), [of_host], "the host knows no numbers");
     }
 }

@@ -581,7 +581,7 @@ fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) 
         }
         Some(ExitReason::Unknown) if !run.unattributed_kills.is_empty() => killed(run, &at),
         Some(ExitReason::Unknown) if exit.runtime_oom_flag == Some(true) => without_record(exit, &at),
-        Some(ExitReason::Unknown) if exit.is_unrecorded() => (
+        Some(ExitReason::Unknown) if !exit.kernel_log_read && exit.exit_code == Some(SIGKILL_STATUS) => (
             Cause::Unknown,
             Confidence::Unsure,
             format!(
@@ -759,7 +759,7 @@ fn by_error(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
         );
         return (Cause::OomFlagOnly, Confidence::Likely, what);
     }
-    if counted.is_none() && run.exit.is_some_and(|exit| exit.is_unrecorded() && !exit.kernel_log_read) {
+    if counted.is_none() && run.exit.is_some_and(|exit| exit.before_counting && !exit.kernel_log_read) {
         let what = format!(
             "{at}. The kernel log could not be read for that time: if a child of it was OOM-killed, that is the cause; else it was its \
              own error."
@@ -843,7 +843,7 @@ fn also(run: &RunSummary<'_>, lead: Option<&Kill>, cause: Cause) -> Vec<String> 
 /// Says that a process may have been killed of which nothing but a flag, or a count, is left.
 fn unread_kill(run: &RunSummary<'_>, lead: Option<&Kill>) -> Option<String> {
     let exit = run.exit.filter(|exit| lead.is_none() && exit.exit_code != Some(SIGKILL_STATUS))?;
-    let is_flag_alone = exit.is_unrecorded() && !exit.kernel_log_read && exit.runtime_oom_flag == Some(true);
+    let is_flag_alone = exit.before_counting && !exit.kernel_log_read && exit.runtime_oom_flag == Some(true);
     let line = match exit.subject.is_run() {
         true => {
             "Its cgroup counted an OOM kill: a process of it was killed; no record of that could be read."

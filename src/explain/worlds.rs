@@ -9,7 +9,8 @@ use super::{Cause, Confidence, Verdict, explain};
 use crate::events::{Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope};
 use crate::ledger::reconcile::tests::world::{Ending, TrueKill, TrueRun, World};
 use crate::ledger::reconcile::tests::{
-    MemoryStore, attribution_is_exact, cases, check, totals_are_consistent,
+    MemoryStore, attribution_is_exact, cases, check, for_each_world, play_without_serve,
+    totals_are_consistent,
 };
 
 /// Of the verdicts on ends in worlds with complete sources, at least so many percent are certain. The others are of kills beyond ten in 5 s,
@@ -172,4 +173,37 @@ fn kills_and_exits_are_exact_with_complete_sources() {
     });
     let (all, certain) = (counts.all.into_inner(), counts.certain.into_inner());
     assert!(certain * 100 >= MIN_CERTAIN_PERCENT * all, "{certain} of {all} verdicts are certain");
+}
+
+/// Checks that who reads the host says of each end what a `serve` that is started then records, and why in the same words.
+fn answers_without_serve_are_those_of_serve(world: &World) -> Result<(), TestCaseError> {
+    if world.clock_step.is_some() || world.suspend.is_some() {
+        return Ok(()); // times do not show which end is of which run
+    }
+    let (shown, store) = play_without_serve(world);
+    // the end of a container that no runtime names is seen by cycles alone
+    for container in (0..world.runs.len()).filter(|container| world.nameless != Some(*container)) {
+        let ends = |store: &MemoryStore| -> Vec<_> {
+            let exits = store.exits(container);
+            exits.iter().map(|exit| (exit.subject.run_number, exit.exit_code, exit.reason)).collect()
+        };
+        let kills = |store: &MemoryStore| {
+            store.kills().map(|kill| (kill.pid, kill.victim, kill.number)).collect::<Vec<_>>()
+        };
+        let both = [&shown, &store].map(kills);
+        prop_assert_eq!(ends(&shown), ends(&store), "{}: {:?}", World::name(container), both);
+        for (exit, other) in std::iter::zip(shown.exits(container), store.exits(container)) {
+            let causes = [(&shown, exit), (&store, other)]
+                .map(|(store, exit)| verdict_on(store, exit).map(|it| it.cause));
+            prop_assert_eq!(causes[0], causes[1], "{:?} {:?}", exit, other);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn reason_of_an_end_is_the_same_with_and_without_serve() {
+    for complete in [true, false] {
+        for_each_world(complete, cases(), answers_without_serve_are_those_of_serve);
+    }
 }

@@ -38,6 +38,8 @@ pub fn json_page(name: &str, raw_json: &[String], is_first: bool, is_last: bool)
 pub struct EventTable {
     zone: TimeZone,
     widths: [usize; 3],
+    /// Events that no counter has are marked.
+    marks_uncounted: bool,
 }
 
 impl EventTable {
@@ -46,7 +48,12 @@ impl EventTable {
     /// Creates a table with times in this zone.
     pub fn new(zone: TimeZone) -> Self {
         let [time, what, container, _] = Self::HEADER.map(str::len);
-        Self { zone, widths: [time, what, container] }
+        Self { zone, widths: [time, what, container], marks_uncounted: false }
+    }
+
+    /// Marks the events from before the first start of memledger, which no counter has.
+    pub fn marking_uncounted(self) -> Self {
+        Self { marks_uncounted: true, ..self }
     }
 
     /// Widens the columns for this event.
@@ -68,7 +75,10 @@ impl EventTable {
     }
 
     fn row(&self, event: &LedgerEvent) -> [String; 4] {
-        let (what, details) = describe(event);
+        let (what, mut details) = describe(event);
+        if self.marks_uncounted && event.is_before_counting() {
+            details.push_str("; before counting");
+        }
         [time(event.at(), &self.zone), what.to_owned(), container(event), details]
     }
 
@@ -210,6 +220,10 @@ fn exit_details(exit: &Exit) -> String {
             Some(ExitReason::Error) => "ended with an error",
             Some(ExitReason::HostRestart) => "ended by a restart of the host",
             Some(ExitReason::CudaOom) => "ended after a CUDA out-of-memory error",
+            Some(ExitReason::Unknown) if exit.runtime_oom_flag == Some(true) => match exit.subject.is_run() {
+                true => "OOM: its cgroup counted a kill of which there is no record",
+                false => "OOM by its runtime's flag, most likely; there is no record of the kill",
+            },
             Some(ExitReason::Unknown) => "unknown reason",
             None => "reason pending",
         }

@@ -8,7 +8,11 @@ use axum::response::Response;
 use super::query::{self, Selection};
 use super::{HttpState, bad_request, failed, ledger_not_open, pages};
 use crate::clock::Timestamp;
+use crate::config::since;
 use crate::ledger::store::Query;
+
+/// Maximum number of `ids`.
+pub const MAX_IDS: usize = 200;
 
 /// Maximum of `limit`.
 pub const MAX_EVENTS: usize = crate::host::bounds::API_EVENTS.max;
@@ -31,8 +35,30 @@ pub async fn route(
 /// Parses a query string.
 pub(super) fn parse_query(text: &str, now_unix: f64) -> Result<Query, String> {
     let name = ("container", "a name, an id, or the beginning of an id");
-    let Selection { since, name: container, limit } = query::selection(text, now_unix, MAX_EVENTS, name)?;
-    Ok(Query { since, container, limit, ..Query::default() })
+    let others = ["until", "notable", "ids"];
+    let Selection { since, name: container, limit } =
+        query::selection(text, now_unix, MAX_EVENTS, name, &others)?;
+    let mut query = Query { since, container, limit, ..Query::default() };
+    for parameter in query::parameters(text) {
+        match parameter? {
+            ("until", value) => {
+                let until = since::since(&value, now_unix).map_err(|wanted| format!("until: {wanted}"))?;
+                query.until = Some(until);
+            }
+            ("notable", value) => {
+                let notable = value.parse().map_err(|_| "notable: expected true or false".to_owned());
+                query.only_notable = notable?;
+            }
+            ("ids", value) => {
+                let ids = value.split(',').map(str::parse).collect::<Result<Vec<u64>, _>>();
+                let ids = ids.ok().filter(|ids| ids.len() <= MAX_IDS);
+                query.ids =
+                    ids.ok_or_else(|| format!("ids: expected at most {MAX_IDS} ids, separated by commas"))?;
+            }
+            _ => {}
+        }
+    }
+    Ok(query)
 }
 
 #[cfg(test)]

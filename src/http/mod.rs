@@ -39,7 +39,7 @@ use axum::{Extension, Router};
 use access_control::Peer;
 pub use access_control::{AccessControl, describe};
 pub use control_socket::{ControlSocket, bind, serve_control_socket};
-pub use events::MAX_EVENTS;
+pub use events::{MAX_EVENTS, MAX_IDS};
 use limits::{ClientLimit, Permit};
 pub use runs::MAX_RUNS;
 pub use server::{HTTPS_REQUIRED, listen, serve};

@@ -28,12 +28,14 @@ pub struct Selection {
 /// Limit of a [`Selection`] that has none.
 const DEFAULT_LIMIT: usize = 100;
 
-/// Parses `since`, `limit` up to `max`, and the parameter `name`, whose value must be `expected`.
+/// Parses `since`, `limit` up to `max`, and the parameter `name`, whose value must be `expected`. `others`: parameters that the caller
+/// parses.
 pub fn selection(
     text: &str,
     now_unix: f64,
     max: usize,
     (name, expected): (&str, &str),
+    others: &[&str],
 ) -> Result<Selection, String> {
     let mut selection = Selection { since: None, name: None, limit: DEFAULT_LIMIT };
     for parameter in parameters(text) {
@@ -50,7 +52,11 @@ pub fn selection(
             }
             key if key == name && value.is_empty() => return Err(format!("{name}: expected {expected}")),
             key if key == name => selection.name = Some(value),
-            _ => return Err(format!("unknown parameter {key:?}; allowed: since, {name}, limit")),
+            key if others.contains(&key) => {}
+            _ => {
+                let more: String = others.iter().map(|other| format!(", {other}")).collect();
+                return Err(format!("unknown parameter {key:?}; allowed: since, {name}, limit{more}"));
+            }
         }
     }
     Ok(selection)
@@ -61,7 +67,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str, now_unix: f64) -> Result<Selection, String> {
-        selection(text, now_unix, 500, ("container", "a name, an id, or the beginning of an id"))
+        selection(text, now_unix, 500, ("container", "a name, an id, or the beginning of an id"), &[])
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub async fn list(
     let text = query.as_deref().unwrap_or("");
     let (whole, text): (Vec<_>, Vec<_>) = text.split('&').partition(|pair| *pair == "timelines=true");
     let selection =
-        query::selection(&text.join("&"), now, MAX_RUNS, ("run", "a run, a container or a group"));
+        query::selection(&text.join("&"), now, MAX_RUNS, ("run", "a run, a container or a group"), &[]);
     let Selection { since, name, limit } = selection.map_err(bad_request)?;
     let query = RunQuery { since, name, limit, timelines: !whole.is_empty() };
     let read =

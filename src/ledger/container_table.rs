@@ -161,6 +161,14 @@ impl ContainerTable {
         found
     }
 
+    /// Counts one start of each container that runs, and none of the others: counting begins.
+    pub fn restart_counting(&mut self) {
+        for (id, state) in &mut self.states {
+            (state.uncounted_starts, state.uncounted_since) = (u32::from(state.is_running()), None);
+            self.changed.push(id.clone());
+        }
+    }
+
     /// Makes all containers count as changed.
     pub fn mark_all_changed(&mut self) {
         self.stored_run = 0;

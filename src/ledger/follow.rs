@@ -63,13 +63,15 @@ pub trait Sink {
     fn ledger_unreadable(&mut self) {}
 }
 
-/// Reads the next settled events, for sinks that take these.
+/// Reads the next settled events, for sinks that take these. What happened before the first start is no news.
 ///
 /// # Errors
 /// The ledger cannot be read.
 pub fn read_events(store: &StoreReader, cursor: u64) -> ReadBatch<SettledEvents> {
-    let settled = store.settled_after(cursor, MAX_EVENTS)?;
-    Ok(settled.last_id().map(|last| (last, settled)))
+    let mut settled = store.settled_after(cursor, MAX_EVENTS)?;
+    let last = settled.last_id();
+    settled.events.retain(|event| !event.is_before_counting());
+    Ok(last.map(|last| (last, settled)))
 }
 
 /// Hands what is settled to a sink.

@@ -10,10 +10,12 @@
 //! | `container_state.rs`, `run.rs` | one container, and the evidence of each of its runs |
 //! | `container_table.rs` | all known containers, from runtime events and from the cycle |
 //! | `reconcile/` | pure: how many kills there were, whose they were, whether they ended the container, and why it exited |
+//! | `catch_up/` | what happened while no ledger was written: for the start of `serve`, and for `why` and `events` without it |
 //! | `totals.rs` | the counters, which never decrease |
 //! | `writer.rs`, `store` | commits the results |
 //! | `follow.rs` | hands settled events and records of runs to their sinks: the log (`event_log.rs`), OTLP, reports |
 
+pub mod catch_up;
 mod container_state;
 mod container_table;
 pub mod cycle;

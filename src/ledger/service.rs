@@ -15,10 +15,11 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
+use super::catch_up::{CatchUpTime, CaughtUp, HostPast, catch_up, log_backends, reconciler_config};
 use super::exchange::{LedgerFigures, SharedState, SourceName, StoredFigures};
 use super::kmsg_reader::KmsgReader;
-use super::reconcile::{Reconciler, ReconcilerConfig};
-use super::store::{EventReader, Store, StoreError};
+use super::reconcile::{CountingStart, Reconciler};
+use super::store::{EventReader, LedgerState, Store, StoreError};
 use super::victim_probe::VictimProbe;
 use super::writer::{LedgerWriter, event_reader};
 use crate::clock::Timestamp;
@@ -31,7 +32,7 @@ use crate::discover::{
 use crate::host::Health;
 use crate::host::panics::run_essential;
 use crate::ledger::sources::cgroup_oom_events::CgroupCounters;
-use crate::ledger::sources::kernel_log::{KernelLog, LogBackend, LogPosition};
+use crate::ledger::sources::kernel_log::{KernelLog, LogPosition};
 use crate::ledger::sources::vmstat_oom::OomCounter;
 use crate::reporter::ReporterState;
 
@@ -53,6 +54,8 @@ const OVERRUN_WARNING_INTERVAL: Duration = Duration::from_secs(600);
 struct OpenLedger {
     reconciler: Reconciler,
     writer: LedgerWriter,
+    /// What was loaded, until it has caught up with the host.
+    loaded: LedgerState,
 }
 
 impl OpenLedger {
@@ -63,19 +66,25 @@ impl OpenLedger {
     fn open(config: &Config, log_start_usec: u64) -> Result<Self, StoreError> {
         let now = Timestamp::now();
         let (writer, state) = LedgerWriter::open(&config.state, now)?;
-        // with another id all kills of this boot would count again: one that cannot be read is that of the process before
-        let known = || state.accounting.as_ref().map(|accounting| accounting.boot_id.clone());
-        let boot_id = config.host_paths.boot_id().ok().or_else(known).unwrap_or_default();
-        let reconciler_config = ReconcilerConfig {
-            boot_id: boot_id.into(),
-            booted_at: now.booted_at(),
-            keep_ended: config.keep_ended,
-            filter: config.filter.clone(),
-            host_pids: config.host_paths.in_initial_pid_namespace(),
-            without_runtimes: !config.oom.runtime,
-            kills_known_since: None,
-        };
-        Ok(Self { reconciler: Reconciler::new(reconciler_config, &state, now, log_start_usec), writer })
+        let setup = reconciler_config(config, &state, now);
+        let reconciler = Reconciler::new(setup, &state, now, log_start_usec);
+        Ok(Self { reconciler, writer, loaded: state })
+    }
+
+    /// Catches up with the host: with what happened before the first start, which is now, or since the last write.
+    fn catch_up(&mut self, config: &Config, start: CountingStart, shared_state: &SharedState) {
+        let mut state = std::mem::take(&mut self.loaded);
+        let began = Timestamp::now();
+        if state.is_new() && state.first_start.is_none() {
+            // whatever ends this process meanwhile, the next one begins there
+            self.writer.put_first_start(began, &start, &mut self.reconciler, shared_state);
+            state.first_start = Some(start);
+        }
+        let mut past = HostPast::read(config, began, None);
+        let time = CatchUpTime { now: Timestamp::now(), start, is_last: false };
+        let CaughtUp { reconciler, changes, noticed } = catch_up(config, &state, &mut past, time);
+        self.reconciler = reconciler;
+        self.writer.add(changes, noticed);
     }
 }
 
@@ -106,6 +115,8 @@ pub struct LedgerService {
     last_sweep: Option<Timestamp>,
     last_publish: Option<Timestamp>,
     interval: Duration,
+    /// The ledger begins with the past of the host.
+    has_past: bool,
 }
 
 /// A handle that stops the thread.
@@ -158,6 +169,7 @@ impl LedgerService {
             last_sweep: None,
             last_publish: None,
             interval: config.sample_interval,
+            has_past: true,
         };
         match service.open_ledger() {
             Err(error @ StoreError::InUse { .. }) => return Err(error),
@@ -169,6 +181,11 @@ impl LedgerService {
             Ok(()) => {}
         }
         Ok(service)
+    }
+
+    /// Leaves out what happened before.
+    pub fn without_past(self) -> Self {
+        Self { has_past: false, ..self }
     }
 
     fn open_ledger(&mut self) -> Result<(), StoreError> {
@@ -224,6 +241,7 @@ impl LedgerService {
         let stop = Arc::new(AtomicBool::new(false));
         let (thread_stop, shared_state) = (Arc::clone(&stop), Arc::clone(&self.shared_state));
         let body = move || {
+            self.catch_up();
             while !thread_stop.load(Ordering::Relaxed) {
                 self.step(Timestamp::now());
                 self.wait();
@@ -235,13 +253,27 @@ impl LedgerService {
         Ok(ServiceHandle { stop, shared_state, thread })
     }
 
+    /// Catches up with the host, before the first step. What the runtimes and the kernel log report meanwhile waits.
+    fn catch_up(&mut self) {
+        let Some(mut ledger) = self.ledger.take() else { return };
+        match self.has_past {
+            true => {
+                self.publish(Timestamp::now(), Some(&ledger), false);
+                let start = CountingStart { log_usec: self.log_start_usec, at: self.opened.unix_seconds() };
+                ledger.catch_up(&self.config, start, &self.shared_state);
+            }
+            false => ledger.loaded = LedgerState::default(),
+        }
+        self.ledger = Some(ledger);
+    }
+
     /// Takes the last step.
     fn stop(&mut self, now: Timestamp) {
         if let Some(ledger) = &mut self.ledger {
             ledger.reconciler.mark_running_changed(); // the figures of their runs
         }
         self.step(now);
-        if let Some(OpenLedger { reconciler, writer }) = &mut self.ledger {
+        if let Some(OpenLedger { reconciler, writer, .. }) = &mut self.ledger {
             writer.commit(now, reconciler, &self.shared_state); // the cursors of the followers
         }
     }
@@ -280,6 +312,7 @@ impl LedgerService {
 
     fn step(&mut self, now: Timestamp) {
         if self.ledger.is_none() && now.since(self.opened) >= REOPEN_DELAY && self.open_ledger().is_ok() {
+            self.catch_up();
             tracing::info!("the ledger can be read again; its counts continue");
         }
         let Some(mut ledger) = self.ledger.take() else {
@@ -299,7 +332,7 @@ impl LedgerService {
     /// Applies what all sources have, and writes what that changes. Returns whether it changed anything, and whether the kernel's counter
     /// can be read.
     fn step_ledger(&mut self, now: Timestamp, ledger: &mut OpenLedger) -> (bool, bool) {
-        let OpenLedger { reconciler, writer } = ledger;
+        let OpenLedger { reconciler, writer, .. } = ledger;
         writer.apply_clock(now, reconciler);
         // before the cycles and events, which name the containers of these errors; and who may still report one before the errors
         let connected = self.reporter.as_ref().map(|reporter| reporter.connected()).unwrap_or_default();
@@ -438,7 +471,7 @@ impl LedgerService {
     /// Publishes the figures; without a ledger there are only the states of the sources.
     fn publish(&self, now: Timestamp, ledger: Option<&OpenLedger>, counted: bool) {
         let mut figures = match ledger {
-            Some(OpenLedger { reconciler, writer }) => LedgerFigures {
+            Some(OpenLedger { reconciler, writer, .. }) => LedgerFigures {
                 has_counts: true,
                 counted_since: writer.started_at(),
                 store_up: writer.is_up(),
@@ -468,16 +501,6 @@ fn runtimes_up(connections: impl IntoIterator<Item = ConnectionState>) -> Option
     let known =
         connections.into_iter().filter(|it| matches!(it, ConnectionState::Up | ConnectionState::Down));
     known.map(|it| it == ConnectionState::Up).reduce(|one, other| one || other)
-}
-
-/// Returns the backends to try, in order.
-pub fn log_backends(log_choice: KernelLogChoice) -> &'static [LogBackend] {
-    match log_choice {
-        KernelLogChoice::Auto => &[LogBackend::Device, LogBackend::Syslog],
-        KernelLogChoice::Device => &[LogBackend::Device],
-        KernelLogChoice::Syslog => &[LogBackend::Syslog],
-        KernelLogChoice::Off => &[],
-    }
 }
 
 /// Returns the stamp of the log's newest record, by the log's own clock, which drifts from the other clocks.

@@ -13,7 +13,7 @@ use futures_util::FutureExt;
 use super::event_log::{self, LogSink};
 use super::exchange::SharedState;
 use super::follow::{Follower, Sink};
-use super::reconcile::Reconciler;
+use super::reconcile::{CountingStart, Reconciler};
 use super::store::{
     EventReader, LedgerState, OpenedStore, StateKind, Store, StoreError, StoreReader, WriteBatch,
 };
@@ -220,6 +220,24 @@ impl LedgerWriter {
     /// Returns the number of rows that could not be parsed when the store was opened.
     pub fn unreadable_rows(&self) -> u64 {
         self.unreadable_rows
+    }
+
+    /// Writes where the counting of a new ledger begins.
+    pub fn put_first_start(
+        &mut self,
+        now: Timestamp,
+        start: &CountingStart,
+        reconciler: &mut Reconciler,
+        shared_state: &SharedState,
+    ) {
+        self.pending.put(StateKind::FirstStart, "", start);
+        self.commit(now, reconciler, shared_state);
+    }
+
+    /// Adds what was decided before the first step. A kill from before the first start is no news.
+    pub fn add(&mut self, changes: WriteBatch, noticed: Vec<Kill>) {
+        self.pending.merge(changes);
+        self.noticed.extend(noticed.into_iter().filter(|kill| !kill.before_counting));
     }
 
     /// Commits what the reconciler decides in this step. Returns whether that is anything.

@@ -55,8 +55,8 @@ fn state_flag(folder: &Path) -> String {
 }
 
 /// Returns the screen of `memledger why`, which has at most 24 lines.
-fn screen(host: &Host, name: &str) -> String {
-    let (code, out, err) = run_on_ledger(&["why", name, &state_flag(host.folder.path())]);
+fn screen(host: &Host, id: &str) -> String {
+    let (code, out, err) = run_on_ledger(&["why", id, &state_flag(host.folder.path())]);
     assert_eq!((code, &*err), (Some(0), ""), "{out}");
     assert!(out.lines().count() <= 24, "{out}");
     out
@@ -81,7 +81,10 @@ fn program_that_ends_by_an_error_is_explained_with_its_numbers() {
             .try_value("memledger_container_torch_reserved_bytes", &[of(&name)[0], ("rank", "0")])
             .map(drop)
     });
-    assert_eq!(host.memledger.fresh_metrics().value(OOMS, &of(&name)), 0.0, "it begins at 0");
+    host.memledger.eventually("its count", |metrics| match metrics.try_value(OOMS, &of(&name))? {
+        0.0 => Ok(()),
+        count => Err(format!("it begins at {count}")),
+    });
     container.docker(&["kill", "-s", "USR1"]);
     assert_eq!(exit_of(&host.memledger, &name), ("cuda_oom".to_owned(), 1));
     let events = events(&host.memledger, &name);
@@ -117,7 +120,7 @@ fn program_that_ends_by_an_error_is_explained_with_its_numbers() {
     assert!(what.contains("2.00 GiB of 12.00 GiB were free"), "{what}");
     // as in the text that the program printed
     let printed = container.docker(&["logs"]);
-    let screen = screen(&host, &name);
+    let screen = screen(&host, &container.id);
     for (number, of_text) in [
         ("tried 20.00 GiB", "Tried to allocate 20.00 GiB"),
         ("total 12.00 GiB", "total capacity of 12.00 GiB"),
@@ -156,7 +159,7 @@ raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 5.00 Gi
     let verdict: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(verdict["cause"], "cuda_oom_fragmented", "{text}");
     assert!(text.contains("expandable_segments:True"), "{text}");
-    let screen = screen(&host, &name);
+    let screen = screen(&host, &container.id);
     for words in
         ["its cache is fragmented", "tried 5.00 GiB", "inactive split 6.00 GiB", "PYTORCH_ALLOC_CONF"]
     {

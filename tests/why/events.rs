@@ -61,6 +61,7 @@ pub fn role(role: Role, processes: u32, pss: Option<u64>) -> RoleUsage {
 
 pub fn kill(victim: Victim) -> Kill {
     Kill {
+        before_counting: false,
         cgroup: "".into(),
         group: "".into(),
         id: 7,
@@ -149,6 +150,7 @@ pub fn trainer(victim: Victim) -> Kill {
 
 pub fn exit(reason: ExitReason, exit_code: i64, after: f64) -> Exit {
     Exit {
+        before_counting: false,
         id: 9,
         at: AT + after,
         subject: subject(),

@@ -1,7 +1,6 @@
 //! The part of the table with exits that no kill explains: signals, errors, and errors of GPU memory.
 
 use memledger::discover::RuntimeKind;
-use memledger::events::FIRST_UNRECORDED_ID;
 use memledger::events::{ContainerRef, CudaOom, Exit, ExitReason, LedgerEvent, OwnGpuProcess, Victim};
 use memledger::explain::{Cause, Confidence};
 
@@ -215,7 +214,7 @@ pub fn normal_or_unknown() -> Vec<Case> {
         ),
         case(
             "an error without a ledger, where the kernel log could not be read",
-            Exit { id: 1 << 52, kernel_log_read: false, ..exit(ExitReason::Error, 1, 0.0) },
+            Exit { before_counting: true, kernel_log_read: false, ..exit(ExitReason::Error, 1, 0.0) },
             Cause::ErrorExit,
             Confidence::Unsure,
             &["The kernel log could not be read for that time", "if a child of it was OOM-killed"],
@@ -244,7 +243,7 @@ pub fn normal_or_unknown() -> Vec<Case> {
         case(
             "only the runtime's flag is left",
             Exit {
-                id: FIRST_UNRECORDED_ID,
+                kernel_log_read: false,
                 reason: Some(ExitReason::Unknown),
                 runtime_oom_flag: Some(true),
                 ..exit(ExitReason::Unknown, 137, 0.0)
@@ -260,7 +259,7 @@ pub fn normal_or_unknown() -> Vec<Case> {
         case(
             "SIGKILL before the oldest record",
             Exit {
-                id: FIRST_UNRECORDED_ID,
+                kernel_log_read: false,
                 reason: Some(ExitReason::Unknown),
                 runtime_oom_flag: Some(false),
                 ..exit(ExitReason::Unknown, 137, 0.0)
@@ -271,7 +270,7 @@ pub fn normal_or_unknown() -> Vec<Case> {
         ),
         case(
             "SIGKILL that no ledger has recorded",
-            Exit { id: FIRST_UNRECORDED_ID, requests_known: false, ..exit(ExitReason::Killed, 137, 0.0) },
+            Exit { requests_known: false, ..exit(ExitReason::Killed, 137, 0.0) },
             Cause::KilledOutside,
             Confidence::Likely,
             &["NOT an OOM kill", "whether it was told to stop is not known"],

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
+use crate::clock::Timestamp;
 use crate::discover::RuntimeKind;
 use crate::discover::history::RuntimeHistory;
 use crate::explain::time;
-use crate::ledger::reconcile::ObservedRecord;
-use crate::parse::kernel_log::kills::KillRecord;
+use crate::ledger::catch_up::{HostPast, LogCoverage};
 
 /// Shows the kills that the kernel's buffer has lost, where there is a journal.
 const JOURNAL: &str = "journalctl -k -b | memledger why --kernel-log -";
@@ -18,25 +18,6 @@ pub struct CoverageHint {
     pub text: String,
     /// A command for a shell.
     pub command: Option<String>,
-}
-
-/// How far the kernel log reaches.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case", tag = "state")]
-pub enum LogCoverage {
-    /// It was read.
-    Read {
-        /// Unix time of its oldest record; `None` if it is empty.
-        since: Option<f64>,
-    },
-    /// It cannot be read.
-    Unreadable {
-        /// Why.
-        reason: String,
-    },
-    /// It is not read, by configuration.
-    #[default]
-    Off,
 }
 
 /// A runtime of which something is missing.
@@ -74,6 +55,9 @@ pub struct Coverage {
     kernel_log: LogCoverage,
     /// Unix time of the boot.
     booted_at: f64,
+    /// A ledger has what was before.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    is_recorded: bool,
     /// OOM kills in the kernel log.
     kills_in_log: u64,
     /// OOM kills since the boot, by the kernel's counter; `None` if it cannot be read.
@@ -83,16 +67,10 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    pub(super) fn new(
-        kernel_log: LogCoverage,
-        records: &[ObservedRecord],
-        kills_of_boot: Option<u64>,
-        booted_at: f64,
-        runtimes: &[RuntimeHistory],
-    ) -> Self {
-        let is_kill = |observed: &&ObservedRecord| !matches!(observed.record, KillRecord::Group { .. });
-        let runtimes = runtimes.iter().filter(|it| it.error.is_some() || it.unread > 0 || it.has_lost_events);
-        let runtimes = runtimes.map(|it| RuntimeCoverage {
+    /// Describes what was read. `is_recorded`: a ledger has what was before.
+    pub fn of(past: &HostPast, now: Timestamp, is_recorded: bool) -> Self {
+        let is_partial = |it: &&RuntimeHistory| it.error.is_some() || it.unread > 0 || it.has_lost_events;
+        let runtimes = past.runtimes.iter().filter(is_partial).map(|it| RuntimeCoverage {
             runtime: it.runtime,
             unread: it.unread,
             has_lost_events: it.has_lost_events,
@@ -100,21 +78,12 @@ impl Coverage {
             is_missing: it.is_missing,
         });
         Self {
-            kernel_log,
-            booted_at,
-            kills_in_log: records.iter().filter(is_kill).count() as u64,
-            kills_of_boot,
+            kernel_log: past.log.coverage.clone(),
+            booted_at: now.booted_at(),
+            is_recorded,
+            kills_in_log: past.log.kills,
+            kills_of_boot: past.counted,
             runtimes: runtimes.collect(),
-        }
-    }
-
-    /// Returns the Unix time from which on every OOM kill is known; `None` if the kernel log was not read, and there were some.
-    pub fn log_since(&self) -> Option<f64> {
-        match self.kernel_log {
-            // nothing is missing: the kernel has counted no others
-            _ if self.is_whole_boot() => Some(self.booted_at),
-            LogCoverage::Read { since } => since,
-            LogCoverage::Unreadable { .. } | LogCoverage::Off => None,
         }
     }
 
@@ -124,13 +93,13 @@ impl Coverage {
     }
 
     /// Returns whether this boot had OOM kills whose records are missing.
-    pub fn has_lost_records(&self) -> bool {
-        self.kills_of_boot.is_some_and(|kills| kills > self.kills_in_log)
+    fn has_lost_records(&self) -> bool {
+        !self.is_recorded && self.kills_of_boot.is_some_and(|kills| kills > self.kills_in_log)
     }
 
     /// Returns whether the kernel log was read.
     pub fn has_kernel_log(&self) -> bool {
-        matches!(self.kernel_log, LogCoverage::Read { .. })
+        matches!(self.kernel_log, LogCoverage::Read { .. } | LogCoverage::Followed)
     }
 
     /// Returns whether a source could not be read, or records are missing.
@@ -153,7 +122,7 @@ impl Coverage {
 
     /// Describes how far the sources reach, and what gives the rest. `command`: the same question with all rights.
     pub fn hints(&self, command: &str) -> Vec<CoverageHint> {
-        let mut hints = vec![self.log_hint()];
+        let mut hints: Vec<CoverageHint> = self.log_hint().into_iter().collect();
         for coverage @ RuntimeCoverage { runtime, unread, has_lost_events, .. } in &self.runtimes {
             if *has_lost_events {
                 let text = format!(
@@ -183,14 +152,18 @@ impl Coverage {
         hints
     }
 
-    fn log_hint(&self) -> CoverageHint {
+    fn log_hint(&self) -> Option<CoverageHint> {
         let boot = format!("this boot ({})", time(self.booted_at));
         let plain = |text: String| CoverageHint { text, command: None };
         let journal = |text: String| CoverageHint {
             text: format!("{text} The journal may have the others:"),
             command: Some(JOURNAL.to_owned()),
         };
-        match (&self.kernel_log, self.kills_of_boot) {
+        Some(match (&self.kernel_log, self.kills_of_boot) {
+            (LogCoverage::Followed, _) => {
+                plain("By memledger serve; memledger doctor shows which sources it cannot read.".to_owned())
+            }
+            (LogCoverage::Read { .. }, _) if self.is_recorded => return None,
             (_, Some(0)) => plain(format!("The kernel has ended no process for lack of memory in {boot}.")),
             (LogCoverage::Read { .. }, Some(kills)) if self.is_whole_boot() => {
                 plain(format!("The kernel log holds {} of {boot}.", all_kills(kills)))
@@ -216,7 +189,7 @@ impl Coverage {
                 kills.map_or("all OOM kills".to_owned(), all_kills)
             )),
             (LogCoverage::Off, _) => plain("The kernel log was not read (--oom.kernel-log=off).".to_owned()),
-        }
+        })
     }
 }
 
@@ -240,7 +213,7 @@ mod tests {
         kills_in_log: u64,
         kills_of_boot: Option<u64>,
     ) -> (String, Option<String>) {
-        let coverage = Coverage { kernel_log, booted_at: 0.0, kills_in_log, kills_of_boot, runtimes: vec![] };
+        let coverage = Coverage { kernel_log, kills_in_log, kills_of_boot, ..Coverage::default() };
         let hints = coverage.hints("sudo memledger why train");
         let commands: Vec<_> = hints.iter().filter_map(|hint| hint.command.clone()).collect();
         assert!(commands.len() <= 1, "{hints:?}");
@@ -310,21 +283,5 @@ mod tests {
         assert!(!coverage.is_incomplete());
         let hints = coverage.hints("sudo memledger events");
         assert!(hints.iter().all(|hint| hint.command.is_none()) && hints[1].text == text, "{hints:?}");
-    }
-
-    #[test]
-    fn every_kill_is_known_since_the_boot_or_since_the_oldest_record() {
-        let coverage = |kills_of_boot| Coverage {
-            kernel_log: LogCoverage::Read { since: Some(50.0) },
-            booted_at: 10.0,
-            kills_in_log: 2,
-            kills_of_boot,
-            runtimes: vec![],
-        };
-        assert_eq!(coverage(Some(2)).log_since(), Some(10.0));
-        assert_eq!(coverage(Some(3)).log_since(), Some(50.0));
-        assert_eq!(coverage(None).log_since(), Some(50.0));
-        let incomplete = [Some(2), Some(3), None].map(|kills| coverage(kills).is_incomplete());
-        assert_eq!(incomplete, [false, true, false]);
     }
 }

@@ -160,6 +160,11 @@ impl OomAccounting {
         (self.checkpoint.log_clock, self.checkpoint.block) = (clock, block);
     }
 
+    /// Ignores records up to this stamp, if the log is read for the first time only later.
+    pub fn ignore_up_to(&mut self, usec: u64) {
+        self.checkpoint.since_usec = self.checkpoint.since_usec.max(usec);
+    }
+
     /// Starts anew: the machine was restored to an earlier state without a reboot.
     pub fn restart(&mut self, now_usec: u64) {
         let boot_id = std::mem::take(&mut self.checkpoint.boot_id);

@@ -64,6 +64,7 @@ impl PendingExit {
             ended_by: None,
             may_be: vec![],
             requests_known: false,
+            before_counting: false,
             peak_usage_bytes: run.evidence.figures.usage_peak_bytes(),
             peak_unreclaimable_bytes: run.evidence.figures.unreclaimable_peak_bytes(),
             evidence: runtime_evidence(&subject, &run, at),
@@ -137,15 +138,19 @@ impl Reconciler {
                     OomScope::Host => Total::HostProcess,
                     OomScope::Container => Total::HostProcessAtLimit,
                 };
-                self.totals.add(total, 1);
+                self.totals.add(total, i64::from(!pending.kill.before_counting));
                 true
             }
             KillOwner::Container(subject) => {
                 let Some(victim) = self.decide_victim(pending, now) else { return false };
                 let (scope, when) = (pending.kill.scope, pending.kill.at);
                 let name = pending.counted_as.as_ref().unwrap_or(&subject.identity);
-                self.totals.count_kill(name, victim, scope, when);
-                if let Some(id) = pending.container.clone().filter(|id| self.containers.get(id).is_some()) {
+                let is_counted = !pending.kill.before_counting;
+                if is_counted {
+                    self.totals.count_kill(name, victim, scope, when);
+                }
+                let known = pending.container.clone().filter(|id| self.containers.get(id).is_some());
+                if let Some(id) = known.filter(|_| is_counted) {
                     self.containers.modify(&id).count_kill(pending.counted_as.as_ref(), when);
                 }
                 let pending = &self.pending[at];
@@ -167,7 +172,7 @@ impl Reconciler {
                 true
             }
             _ if age >= ATTRIBUTION_TIMEOUT && pending.container.is_none() => {
-                self.totals.add(Total::Unattributed, 1);
+                self.totals.add(Total::Unattributed, i64::from(!pending.kill.before_counting));
                 let text = self.other_candidates(&pending.happened);
                 let kill = &mut self.pending[at].kill;
                 kill.evidence.extend(text.map(|text| Evidence::new("cgroup", text)));
@@ -325,7 +330,9 @@ impl Reconciler {
                 pending.exit.subject.run_number.into_iter().for_each(|number| state.forget_figures(number));
             }
             let exit = pending.exit;
-            self.totals.count_exit(&exit.subject.identity, reason, exit.exit_code, exit.at);
+            if !exit.before_counting {
+                self.totals.count_exit(&exit.subject.identity, reason, exit.exit_code, exit.at);
+            }
             self.changes.put_event(LedgerEvent::Exit(exit));
         }
     }
@@ -337,7 +344,9 @@ impl Reconciler {
 
     /// Writes the record of the run that ended so.
     fn write_run(&mut self, pending: &PendingExit) {
-        if self.containers.get(&pending.id).is_some_and(|state| state.hidden) {
+        // nothing of a run that ended before counting was measured
+        if pending.exit.before_counting || self.containers.get(&pending.id).is_some_and(|state| state.hidden)
+        {
             return;
         }
         let run = self.run_of_exit(&pending.exit);

@@ -89,6 +89,7 @@ impl Kill {
             limit_cgroup: "".into(),
             limit_bytes: None,
             alone_in_pod: false,
+            before_counting: false,
             method: None,
             report: None,
             evidence: vec![],

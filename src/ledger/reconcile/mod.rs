@@ -35,6 +35,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::clock::{ClockStep, Timestamp};
 use crate::config::Filter;
 use crate::discover::{CgroupMaker, ContainerId, EventKind, PathClaim, RuntimeEvent, RuntimeKind};
@@ -48,7 +50,9 @@ use crate::ledger::sources::kernel_log::LogPosition;
 use crate::ledger::store::{LedgerState, StateKind, WriteBatch};
 use crate::ledger::totals::{Total, Totals};
 use crate::lifecycle::RunId;
-use crate::lifecycle::timing::{COUNTER_TIMEOUT, KILL_TO_EXIT, LOG_DELAY, MAX_DISORDER, UNATTRIBUTED_KEPT};
+use crate::lifecycle::timing::{
+    COUNTER_TIMEOUT, KILL_TO_EXIT, LOG_DELAY, MAX_DISORDER, MAX_EVENT_DELAY, UNATTRIBUTED_KEPT,
+};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 use crate::runs::peaks::StoredPeaks;
 use crate::runs::usage::ProcessUsage;
@@ -69,10 +73,10 @@ const MAX_UNATTRIBUTED: usize = 256;
 const MAX_SETTLED_VICTIMS: usize = 64;
 
 /// The cursor of sockets that have had no event: until when memledger ran, with [`MAX_EVENT_DELAY`](crate::lifecycle::timing::MAX_EVENT_DELAY).
-const ANY_SOCKET: &str = "*";
+pub const ANY_SOCKET: &str = "*";
 
 /// Returns the name of the cursor of a socket of a runtime.
-fn cursor_name(runtime: RuntimeKind, socket: &str) -> String {
+pub fn cursor_name(runtime: RuntimeKind, socket: &str) -> String {
     if socket.is_empty() { runtime.to_string() } else { format!("{runtime} {socket}") }
 }
 
@@ -93,6 +97,17 @@ pub struct ReconcilerConfig {
     pub without_runtimes: bool,
     /// Unix time from which on every kill that can explain an exit is known; `None`: from the first start of the ledger.
     pub kills_known_since: Option<f64>,
+    /// The first start of the ledger, of one that begins with the past of its host: what happened before is shown, and not counted.
+    pub counting_since: Option<CountingStart>,
+}
+
+/// The first start of a ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CountingStart {
+    /// Stamp of the newest record of the kernel log then, by the log's own clock.
+    pub log_usec: u64,
+    /// Unix time.
+    pub at: f64,
 }
 
 /// What the kernel log shows of a kill, and what was observed when it was read.
@@ -171,6 +186,8 @@ pub struct Reconciler {
     /// Unix time from which on every kill that can explain an exit is known: Docker also reports ends shortly before a ledger begins.
     kills_known_since: Option<f64>,
     last_forget: Option<Timestamp>,
+    /// The past from before counting is applied.
+    is_catching_up: bool,
 }
 
 impl Reconciler {
@@ -230,6 +247,7 @@ impl Reconciler {
                 .kills_known_since
                 .or(contents.is_new().then(|| now.unix_seconds() + KILL_TO_EXIT)),
             last_forget: None,
+            is_catching_up: config.counting_since.is_some(),
             config,
         };
         // the clock may have been set back since; events from the future are impossible
@@ -389,8 +407,41 @@ impl Reconciler {
         self.count_starts(now);
     }
 
+    /// Notes that no cycle will be applied.
+    pub fn end_cycles(&mut self) {
+        self.pending.iter_mut().for_each(PendingKill::note_end_of_cycles);
+    }
+
+    /// Ends the catch-up of a ledger: a container that runs has been started once. `keep_ended`: how long the figures of an ended one are
+    /// shown. `log_end`: up to where the log was read, and its clock and block there; `None` if it cannot be read.
+    pub fn finish_catch_up(
+        &mut self,
+        now: Timestamp,
+        keep_ended: Duration,
+        log_end: Option<(LogPosition, LogClock, KillAssembler)>,
+    ) {
+        self.config.keep_ended = keep_ended;
+        if let Some((position, clock, block)) = log_end {
+            self.accounting.read_to(position);
+            self.accounting.set_log_state(clock, block);
+        }
+        self.stored_checkpoint = None; // how far the sources were read is written, though nothing else changed
+        let Some(start) = self.config.counting_since else { return };
+        self.accounting.ignore_up_to(start.log_usec);
+        // the runtimes have listed what was before
+        let until = start.at.min(now.unix_seconds()) - MAX_EVENT_DELAY;
+        self.last_event_times.values_mut().for_each(|at| *at = at.max(until));
+        self.changes.remove(StateKind::FirstStart, "");
+        self.is_catching_up = false;
+        self.containers.restart_counting();
+        self.count_starts(now);
+    }
+
     /// Counts the starts of containers that have a name by now: a start under a short id would be missing under the name.
     fn count_starts(&mut self, now: Timestamp) {
+        if self.is_catching_up {
+            return;
+        }
         for (identity, starts) in self.containers.take_named_starts(now) {
             (0..starts).for_each(|_| self.totals.count_start(&identity, now.unix_seconds()));
         }
@@ -427,8 +478,10 @@ impl Reconciler {
         match transition {
             RunTransition::Began(id) => self.containers.modify(&id).uncounted_starts += 1,
             RunTransition::Ended(end) => {
-                let id = self.new_id();
-                self.pending_exits.push(PendingExit::new(id, *end, now));
+                let mut pending = PendingExit::new(self.new_id(), *end, now);
+                pending.exit.before_counting =
+                    self.config.counting_since.is_some_and(|start| pending.exit.at <= start.at);
+                self.pending_exits.push(pending);
             }
             RunTransition::Reopened(run) => self.withdraw_exit(&run),
         }
@@ -446,7 +499,8 @@ impl Reconciler {
         }
     }
 
-    fn new_id(&mut self) -> u64 {
+    /// Returns the id of the next event.
+    pub fn new_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id - 1
     }
@@ -465,7 +519,7 @@ impl Reconciler {
                 }
                 KillRecord::Second { pid } => {
                     self.accounting.counted_record_of(&observed.written.within, now);
-                    self.add_duplicate(*pid);
+                    self.add_duplicate(*pid, self.is_before_counting(observed.position));
                 }
                 KillRecord::Group { pid, path } => {
                     let mut newest = self.pending.iter_mut().rev();
@@ -510,6 +564,7 @@ impl Reconciler {
         self.counters.correct_times(step);
         self.containers.correct_times(step);
         self.totals.correct_times(step);
+        self.config.counting_since.iter_mut().for_each(|start| step.correct(&mut start.at));
     }
 
     /// Starts the accounting anew: the machine was restored to an earlier state without a reboot.
@@ -528,18 +583,24 @@ impl Reconciler {
             id: self.new_id(),
             at: written.at,
             boot_id: Arc::clone(&self.config.boot_id),
+            before_counting: self.is_before_counting(observed.position),
             ..Kill::of_record(usec, &observed.text, killed, context.as_ref(), report)
         };
         kill.group = group.as_deref().unwrap_or_default().into();
         kill.before = self.host_usage(&kill);
-        self.totals.add(Total::Host, 1);
+        self.totals.add(Total::Host, i64::from(!kill.before_counting));
         let happened = Interval::new(written.within.earliest - LOG_DELAY, written.within.latest);
         let group = group.as_ref().and_then(|path| self.groups.join(path, &happened));
         self.pending.push_back(PendingKill { group, ..PendingKill::new(kill, happened, hints, now) });
     }
 
-    fn add_duplicate(&mut self, pid: u32) {
-        self.totals.add(Total::Duplicates, 1);
+    /// Returns whether a record is older than the first start of the ledger.
+    fn is_before_counting(&self, position: LogPosition) -> bool {
+        self.config.counting_since.is_some_and(|start| position.usec <= start.log_usec)
+    }
+
+    fn add_duplicate(&mut self, pid: u32, is_before_counting: bool) {
+        self.totals.add(Total::Duplicates, i64::from(!is_before_counting));
         if let Some(pending) = self.pending.iter_mut().rev().find(|pending| pending.kill.pid == Some(pid)) {
             pending.duplicates += 1;
             if let Some(id) = pending.container.clone() {

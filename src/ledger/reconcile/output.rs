@@ -105,11 +105,12 @@ impl Reconciler {
         if moved || !self.changes.is_empty() {
             self.changes.put(StateKind::Accounting, "", &account);
             self.stored_checkpoint = Some(account);
-            for (socket, since) in &self.last_event_times {
-                // older events have arrived; a runtime would repeat those of containers that are forgotten by now
-                let is_live = self.live_sockets.values().flatten().any(|live| live == socket);
-                let arrived = if is_live { now.unix_seconds() - MAX_LIVE_EVENT_DELAY } else { f64::MIN };
-                self.changes.put(StateKind::RuntimeCursor, socket, &since.max(arrived));
+            for (socket, since) in &mut self.last_event_times {
+                // older events have arrived; a runtime would repeat those of containers that are forgotten by now, also once it was away
+                if self.live_sockets.values().flatten().any(|live| live == socket) {
+                    *since = since.max(now.unix_seconds() - MAX_LIVE_EVENT_DELAY);
+                }
+                self.changes.put(StateKind::RuntimeCursor, socket, since);
             }
             self.changes.put(StateKind::RuntimeCursor, ANY_SOCKET, &(now.unix_seconds() - MAX_EVENT_DELAY));
         }

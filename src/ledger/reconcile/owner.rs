@@ -177,15 +177,20 @@ impl PendingKill {
         let cycle = (at, at.unix_seconds());
         if sees {
             (self.seen, self.missed) = (Some(cycle), None);
-        } else if let Some((seen, seen_at)) = self.seen {
+        } else if let Some((_, seen_at)) = self.seen {
             // with a long interval it was gone long before this cycle
-            let late = cycle.1 - seen_at > MAX_MISSED_DELAY;
-            let missed = if late {
-                (seen.plus(Duration::from_secs_f64(MAX_MISSED_DELAY)), seen_at + MAX_MISSED_DELAY)
-            } else {
-                cycle
-            };
-            self.missed.get_or_insert(missed);
+            match cycle.1 - seen_at > MAX_MISSED_DELAY {
+                true => self.note_end_of_cycles(),
+                false => drop(self.missed.get_or_insert(cycle)),
+            }
+        }
+    }
+
+    /// Notes that no later cycle looks for the victim.
+    pub fn note_end_of_cycles(&mut self) {
+        if let Some((seen, seen_at)) = self.seen {
+            let gone = (seen.plus(Duration::from_secs_f64(MAX_MISSED_DELAY)), seen_at + MAX_MISSED_DELAY);
+            self.missed.get_or_insert(gone);
         }
     }
 
@@ -477,7 +482,9 @@ impl Reconciler {
         }
         self.set_memory(at, &subject, before);
         let kill = &mut self.pending[at].kill;
-        self.totals.set_last_kill(&subject.identity, kill.at, now.unix_seconds());
+        if !kill.before_counting {
+            self.totals.set_last_kill(&subject.identity, kill.at, now.unix_seconds());
+        }
         kill.owner = KillOwner::Container(subject);
         self.changes.put_event(LedgerEvent::OomKill(kill.clone()));
     }

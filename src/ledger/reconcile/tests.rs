@@ -41,6 +41,7 @@ use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 
 use super::*;
 use crate::events::{ContainerRef, Exit, ExitReason, Identity, OomScope, Victim};
+use crate::ledger::catch_up::replay::{CounterReadings, Replay};
 use crate::ledger::exchange::ContainerFigures;
 use crate::ledger::interval::{LogClock, Written};
 use crate::ledger::sources::kernel_log::LogEntry;
@@ -187,15 +188,18 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn start(store: &MemoryStore, world: &World, now: Timestamp) -> Reconciler {
-        let setup = ReconcilerConfig {
+    fn setup() -> ReconcilerConfig {
+        ReconcilerConfig {
             boot_id: "boot".into(),
             keep_ended: Duration::from_secs(48 * 3600),
             host_pids: true,
             ..ReconcilerConfig::default()
-        };
+        }
+    }
+
+    fn start(store: &MemoryStore, world: &World, now: Timestamp) -> Reconciler {
         // the service takes the stamp of the log's newest record
-        Reconciler::new(setup, &store.contents, now, world.stamp(now, 0))
+        Reconciler::new(Self::setup(), &store.contents, now, world.stamp(now, 0))
     }
 
     fn restart(&mut self, at: u64) {
@@ -206,11 +210,18 @@ impl<'a> Simulation<'a> {
             let opened = Store::open(folder.path(), CLOSED_WITHIN).expect("the store");
             (self.store.contents, *store) = (opened.state, Some(opened.store));
         }
-        self.reconciler = Self::start(&self.store, world, now);
+        self.resume(at);
         (self.last_step, self.first_id) = (now, self.store.contents.last_id + 1);
-        let stored = self.reconciler.log_position();
-        self.read_to = stored.as_ref().map_or(world.stamp(begin, 0), |(position, ..)| position.usec);
-        (_, self.clock, self.block) = stored.unwrap_or_default();
+        let caught_up = self.replay(at, false).run(&self.store.contents, now);
+        self.reconciler = caught_up.reconciler;
+        self.commit(caught_up.changes);
+        (self.first_sweep, self.last_sweep, self.cycled) = (None, None, None);
+    }
+
+    /// Sets from where the sources are read by who continues the stored ledger.
+    fn resume(&mut self, at: u64) {
+        let (world, begin) = (self.world, self.begin);
+        self.reconciler = Self::start(&self.store, world, world.clocks(begin, at));
         for (socket, events_to) in std::iter::zip(world.sources.kind.sockets(), &mut self.events_to) {
             let since = self.reconciler.runtime_cursor(world.sources.kind.runtime(), socket);
             // the runtime's events are requested from one second before the last event
@@ -219,7 +230,54 @@ impl<'a> Simulation<'a> {
             };
             *events_to = (0..at).find(is_requested).unwrap_or(at);
         }
-        (self.first_sweep, self.last_sweep, self.cycled, self.was_away) = (None, None, None, true);
+        let stored = self.reconciler.log_position();
+        self.read_to = stored.as_ref().map_or(world.stamp(begin, 0), |(position, ..)| position.usec);
+        (_, self.clock, self.block) = stored.unwrap_or_default();
+        self.was_away = true;
+    }
+
+    /// Returns what the host knows then of the time since the ledger was last written.
+    fn replay(&mut self, at: u64, is_last: bool) -> Replay {
+        let (world, begin, read_after) = (self.world, self.begin, self.read_to);
+        let reported = at.saturating_sub(world.sources.runtime_lag);
+        let mut events = world.past_of_runtime(begin, reported);
+        for (socket, events_to) in std::iter::zip(world.sources.kind.sockets(), &self.events_to) {
+            events.extend(world.runtime_events(begin, socket, *events_to, reported));
+        }
+        let position = LogPosition { sequence: None, usec: world.stamp(begin, at) + 999 };
+        let lines = world.log(begin, read_after, at);
+        if lines.is_some() {
+            if world.has_lost_records(begin, read_after, at) {
+                self.block.records_lost(position.usec);
+            }
+            self.read_to = position.usec;
+        }
+        let lines = lines.map(|lines| self.observe(at, read_after, lines));
+        let readings = world.readings(at, at, |_| true);
+        let is_listed = |container: &usize| {
+            world.is_alive(*container, at) && events.iter().any(|event| event.id == World::id(*container))
+        };
+        let listed = (0..world.runs.len()).filter(is_listed);
+        let cgroups = listed.map(|container| (World::id(container), world.cgroup(container).into()));
+        Replay {
+            cgroups: cgroups.collect(),
+            config: Self::setup(),
+            events,
+            log_end: lines.is_some().then(|| (position, self.clock, self.block.clone())),
+            log_since: Some(begin.unix_seconds()).filter(|_| lines.is_some()),
+            lines: lines.unwrap_or_default(),
+            counted: Some(world.vmstat(at)),
+            counters: CounterReadings { readings, are_hierarchical: world.sources.hierarchical },
+            is_last,
+            ..Replay::default()
+        }
+    }
+
+    fn commit(&mut self, changes: WriteBatch) {
+        if let Some((_, Some(store))) = &mut self.disk {
+            store.commit(&changes).expect("the store is written");
+        }
+        self.store.commit(changes);
     }
 
     fn step(&mut self, at: u64, is_lost: bool) {
@@ -269,10 +327,7 @@ impl<'a> Simulation<'a> {
         self.reconciler.apply_vmstat(now, counter);
         let (changes, _) = self.reconciler.settle(now);
         if !is_lost {
-            if let Some((_, Some(store))) = &mut self.disk {
-                store.commit(&changes).expect("the store is written");
-            }
-            self.store.commit(changes);
+            self.commit(changes);
         }
     }
 }
@@ -389,6 +444,60 @@ fn play(world: &World) -> Result<MemoryStore, TestCaseError> {
         }
     }
     Ok(simulation.store)
+}
+
+/// Plays a world until memledger ends for the first time, and from then on without it. Returns what is shown at the end of the world by who
+/// reads the host and the stored ledger, and what a memledger that is started then has recorded.
+pub(crate) fn play_without_serve(world: &World) -> (MemoryStore, MemoryStore) {
+    let mut simulation = Simulation::new(world);
+    simulation.step(0, false);
+    let (mut at, mut has_ended) = (0, false);
+    for (pause, restarts, _) in &world.steps {
+        at += pause;
+        if !has_ended {
+            simulation.step(at, false);
+            has_ended = *restarts;
+        }
+    }
+    at = at.max(world.last_exit()) + 60_000;
+    simulation.resume(at);
+    let replay = simulation.replay(at, true);
+    let mut shown = simulation.store.events.clone();
+    for (id, event) in
+        replay.run(&simulation.store.contents, world.clocks(simulation.begin, at)).changes.events
+    {
+        match event {
+            Some(event) => drop(shown.insert(id, event)),
+            None => drop(shown.remove(&id)),
+        }
+    }
+    simulation.restart(at);
+    for _ in 0..120 {
+        at += 500;
+        simulation.step(at, false);
+    }
+    (MemoryStore { events: shown, ..MemoryStore::default() }, simulation.store)
+}
+
+/// Calls a function with each of these worlds.
+pub(crate) fn for_each_world(
+    complete: bool,
+    cases: u32,
+    holds: impl Fn(&World) -> Result<(), TestCaseError>,
+) {
+    let config = ProptestConfig {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 300,
+        ..ProptestConfig::default()
+    };
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed(); 32]);
+    let mut runner = TestRunner::new_with_rng(config, rng);
+    match runner.run(&world::world(complete), |world| holds(&world)) {
+        Err(TestError::Fail(reason, world)) => panic!("{reason}\n{world:?}"),
+        Err(error) => panic!("{error}"),
+        Ok(()) => {}
+    }
 }
 
 /// Checks what /metrics would show: no figure above the truth, none that falls, and no container that vanishes.
@@ -519,18 +628,5 @@ pub(crate) fn check(
     cases: u32,
     holds: impl Fn(&MemoryStore, &World) -> Result<(), TestCaseError>,
 ) {
-    let config = ProptestConfig {
-        cases,
-        failure_persistence: None,
-        max_shrink_iters: 300,
-        ..ProptestConfig::default()
-    };
-    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed(); 32]);
-    let mut runner = TestRunner::new_with_rng(config, rng);
-    let outcome = runner.run(&world::world(complete), |world| holds(&play(&world)?, &world));
-    match outcome {
-        Err(TestError::Fail(reason, world)) => panic!("{reason}\n{world:?}"),
-        Err(error) => panic!("{error}"),
-        Ok(()) => {}
-    }
+    for_each_world(complete, cases, |world| holds(&play(world)?, world));
 }

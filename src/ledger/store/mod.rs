@@ -12,6 +12,7 @@
 
 mod error;
 mod lock;
+mod overlay;
 mod reader;
 mod retention;
 mod runs;

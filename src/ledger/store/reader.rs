@@ -11,7 +11,7 @@ use rusqlite::{Connection, params};
 use super::runs::{self, RunCursor, RunQuery, SettledRun};
 use super::select::{self, Cursor, Page};
 use super::{FILE, LedgerState, Query, Store, StoreError, limit, schema, signed, unsigned};
-use crate::events::{ContainerRef, LedgerEvent};
+use crate::events::LedgerEvent;
 use crate::runs::RunRecord;
 
 /// Number of newest events among which unattributed kills are loaded.
@@ -111,22 +111,6 @@ impl StoreReader {
             next = page.as_ref().ok().and_then(|page| page.next).map(Some);
             Some(page)
         })
-    }
-
-    /// Returns the containers that events are about, each once, of at most `max` events, the newest.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn containers(&self, max: usize) -> Result<Vec<ContainerRef>, StoreError> {
-        self.check(select::containers(&self.connection, max))
-    }
-
-    /// Returns the newest OOM kills of a boot, at most `max`, oldest first, without what is large: reports, evidence and samples.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn kills(&self, boot_id: &str, max: usize) -> Result<Vec<LedgerEvent>, StoreError> {
-        self.check(select::kills(&self.connection, boot_id, max).map(|rows| parse(rows).events))
     }
 
     /// Returns the newest selected records of runs, oldest first; those in progress are last.

@@ -3,14 +3,10 @@
 //! A page has at most [`PAGE_BYTES`] and one row more, so that a response of any length costs the memory of one page. Pages are
 //! read in separate transactions: an event that is removed or added between two of them is missing.
 
-use std::sync::Arc;
-
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 
 use super::{Query, limit};
-use crate::discover::Identity;
-use crate::events::ContainerRef;
 
 /// Maximum number of events that are read at once, whatever a query allows, and maximum size of them in bytes; one more is read.
 pub const MAX_EVENTS: usize = 1_000;
@@ -134,7 +130,7 @@ fn named_before(connection: &Connection, name: &str) -> rusqlite::Result<Option<
 pub fn newest(connection: &Connection, query: &Query) -> rusqlite::Result<Vec<(i64, String)>> {
     let condition = Condition::of(connection, query)?;
     let (sql, values) = condition.with(
-        "SELECT id, body FROM events WHERE {} ORDER BY at DESC, id DESC LIMIT ?",
+        "SELECT id, body, at FROM events WHERE {} ORDER BY at DESC, id DESC LIMIT ?",
         [Value::Integer(limit(if query.limit == 0 { MAX_EVENTS } else { query.limit.min(MAX_EVENTS) }))],
     );
     let mut statement = connection.prepare(&sql)?;
@@ -147,45 +143,6 @@ pub fn newest(connection: &Connection, query: &Query) -> rusqlite::Result<Vec<(i
         bytes += body.len();
         found.push((id, body));
     }
-    found.reverse();
-    Ok(found)
-}
-
-/// Returns the containers of the newest `max` events, each once: only what identifies them is read.
-pub fn containers(connection: &Connection, max: usize) -> rusqlite::Result<Vec<ContainerRef>> {
-    let field = |name: &str| format!("json_extract(body, '$.{name}')");
-    let sql = format!(
-        "SELECT DISTINCT container_name, container_id, {}, {}, {}, {} FROM (SELECT * FROM events WHERE container_id IS NOT NULL \
-         AND json_valid(body) ORDER BY id DESC LIMIT ?1)",
-        field("k8s_namespace_name"),
-        field("k8s_pod_name"),
-        field("image"),
-        field("runtime")
-    );
-    let mut statement = connection.prepare(&sql)?;
-    let container = |row: &Row<'_>| {
-        let text = |at: usize| {
-            Ok::<Arc<str>, rusqlite::Error>(row.get::<_, Option<String>>(at)?.unwrap_or_default().into())
-        };
-        Ok(ContainerRef {
-            identity: Identity { name: text(0)?, k8s_namespace: text(2)?, k8s_pod: text(3)? },
-            container_id: text(1)?,
-            image: text(4)?,
-            runtime: serde_json::from_value((&*text(5)?).into()).unwrap_or_default(),
-            ..ContainerRef::default()
-        })
-    };
-    statement.query_map([limit(max)], container)?.collect()
-}
-
-/// Returns the newest OOM kills of a boot, oldest first, without what is large: reports, evidence and samples.
-pub fn kills(connection: &Connection, boot_id: &str, max: usize) -> rusqlite::Result<Vec<(i64, String)>> {
-    let sql = "SELECT id, json_set(json_remove(body, '$.report', '$.before'), '$.evidence', json_array()) FROM events \
-               WHERE notable = 1 AND json_valid(body) AND json_extract(body, '$.boot_id') = ?1 ORDER BY id DESC LIMIT ?2";
-    let mut statement = connection.prepare(sql)?;
-    let rows =
-        statement.query_map(rusqlite::params![boot_id, limit(max)], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    let mut found: Vec<_> = rows.collect::<Result<_, _>>()?;
     found.reverse();
     Ok(found)
 }
@@ -327,14 +284,5 @@ mod tests {
         let query = Query { only_notable: true, limit: 1, ..Query::default() };
         let found = newest(store.reader().connection(), &query).unwrap();
         assert_eq!(found.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1]);
-    }
-
-    #[test]
-    fn containers_are_listed_once_without_what_else_their_events_have() {
-        let mut store = Store::in_memory().unwrap();
-        store.commit(&(1..=9).map(|id| exit(id % 3 + 1, id as f64, "train")).collect()).unwrap();
-        let found = store.reader().containers(100).unwrap();
-        assert_eq!(found.len(), 3);
-        assert_eq!((&*found[0].identity.name, &*found[0].identity.k8s_pod), ("train", "pod"));
     }
 }

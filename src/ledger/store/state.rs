@@ -17,7 +17,7 @@ use crate::events::{ContainerRef, Identity, LedgerEvent};
 use crate::gpu_state::gpu_count::GpuCount;
 use crate::ledger::container_state::ContainerState;
 use crate::ledger::interval::Interval;
-use crate::ledger::reconcile::{AccountingCheckpoint, PersistedKill};
+use crate::ledger::reconcile::{AccountingCheckpoint, CountingStart, PersistedKill};
 use crate::ledger::totals::{ContainerCounters, Total};
 use crate::lifecycle::RunNumber;
 use crate::runs::RunRecord;
@@ -50,6 +50,8 @@ pub enum StateKind {
     StartedAt,
     /// The highest number of a run.
     LastRun,
+    /// Where the counting of a new ledger begins, until it has caught up with the past of its host.
+    FirstStart,
 }
 
 impl StateKind {
@@ -67,6 +69,7 @@ impl StateKind {
             Self::GpuCount => "gpu_count",
             Self::StartedAt => "started_at",
             Self::LastRun => "last_run",
+            Self::FirstStart => "first_start",
         }
     }
 }
@@ -203,6 +206,8 @@ pub struct LedgerState {
     pub gpu_counts: BTreeMap<String, GpuCount>,
     /// See [`StateKind::StartedAt`].
     pub started_at: Option<f64>,
+    /// See [`StateKind::FirstStart`].
+    pub first_start: Option<CountingStart>,
     /// Events that were not settled, by id.
     pub unsettled: Vec<LedgerEvent>,
     /// The highest id that any event ever had, even if it was removed; 0 if there was none.
@@ -218,9 +223,9 @@ pub struct LedgerState {
 }
 
 impl LedgerState {
-    /// Returns true if no ledger was ever written.
+    /// Returns true if no ledger was ever written, but for where its counting begins.
     pub fn is_new(&self) -> bool {
-        self.accounting.is_none() && self.started_at.is_none()
+        self.first_start.is_some() || self.accounting.is_none() && self.started_at.is_none()
     }
 
     /// Loads everything but what belongs to events.
@@ -247,6 +252,7 @@ impl LedgerState {
             follower_cursors: rows.parse(StateKind::FollowerCursor),
             gpu_counts: rows.parse(StateKind::GpuCount),
             started_at: rows.parse::<String, _>(StateKind::StartedAt).into_values().next(),
+            first_start: rows.parse::<String, _>(StateKind::FirstStart).into_values().next(),
             last_run: rows.parse::<String, _>(StateKind::LastRun).into_values().next().unwrap_or_default(),
             unreadable_rows: rows.unreadable,
             ..Self::default()

@@ -71,6 +71,7 @@ fn before(samples: usize) -> Arc<PriorUsage> {
 fn kill(id: u64, at: f64, owner: KillOwner) -> LedgerEvent {
     let settled = matches!(owner, KillOwner::Container(_));
     LedgerEvent::OomKill(Kill {
+        before_counting: false,
         parent_pid: None,
         program: "".into(),
         cgroup: "".into(),
@@ -108,6 +109,7 @@ fn kill(id: u64, at: f64, owner: KillOwner) -> LedgerEvent {
 
 fn exit(id: u64, at: f64, name: &str, letter: char) -> LedgerEvent {
     LedgerEvent::Exit(Exit {
+        before_counting: false,
         id,
         at,
         subject: subject(name, letter),

@@ -10,7 +10,12 @@ fn kill(id: u64) -> LedgerEvent {
 }
 
 fn settings(directory: &Path) -> StateSettings {
-    StateSettings { path: Some(directory.to_path_buf()), retention: Duration::MAX, max_size_bytes: 64 << 20 }
+    StateSettings {
+        path: Some(directory.to_path_buf()),
+        is_flag: false,
+        retention: Duration::MAX,
+        max_size_bytes: 64 << 20,
+    }
 }
 
 /// Writes a ledger with three events, of which a follower has processed the first.

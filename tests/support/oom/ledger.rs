@@ -96,7 +96,8 @@ impl Ledger {
         let (status, text) = self.memledger.get("/api/v1/events?limit=10000");
         assert_eq!(status, 200, "{text}");
         let response: Value = serde_json::from_str(&text).expect("JSON");
-        response["events"].as_array().expect("a list").clone()
+        let all = response["events"].as_array().expect("a list").iter();
+        all.filter(|event| event["before_counting"] != true).cloned().collect()
     }
 
     /// Returns the kills of processes with the scene's name.

@@ -66,6 +66,11 @@ impl World {
         readings
     }
 
+    /// Returns whether a container runs then.
+    pub fn is_alive(&self, container: usize, at: u64) -> bool {
+        (0..self.runs[container].len()).any(|run| self.is_running(container, run, at))
+    }
+
     /// Returns what a cycle samples then: the containers that the runtime reported so far, and their processes.
     pub fn cycle(&self, begin: Timestamp, at: u64) -> CycleReport {
         let mut report = CycleReport {

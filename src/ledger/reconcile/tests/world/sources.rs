@@ -165,6 +165,29 @@ impl World {
         reported.map(|(_, runtime_event)| runtime_event).collect()
     }
 
+    /// Returns what the runtime lists of the containers of its sockets then: the last run of each, and of one that runs the end of the run
+    /// before, of which an engine keeps only the time.
+    pub fn past_of_runtime(&self, begin: Timestamp, at: u64) -> Vec<RuntimeEvent> {
+        let mut listed = Vec::new();
+        let is_reported = |container: &usize| self.sources.runtime && self.nameless != Some(*container);
+        for container in (0..self.runs.len()).filter(is_reported) {
+            let mut add = |when: u64, what| listed.push(self.runtime_event(begin, container, when, what));
+            let runs: Vec<_> = self.runs[container].iter().filter(|run| run.start < at).collect();
+            let Some((last, before)) = runs.split_last() else { continue };
+            let ended = last.end.filter(|end| *end < at).zip(last.ending.truth(self.sources.kind));
+            let before = before.last().and_then(|run| run.end).filter(|_| ended.is_none());
+            if let Some(end) = before.filter(|_| self.sources.kind.has_requests()) {
+                add(end, EventKind::Ended { exit_code: None, oom_flag: None });
+            }
+            let pid = Some(last.pid).filter(|_| ended.is_none() && last.reports_pid());
+            add(last.start + 100, EventKind::Running { pid });
+            if let Some((end, (code, _))) = ended {
+                add(end, EventKind::Ended { exit_code: Some(code), oom_flag: Some(false) });
+            }
+        }
+        listed
+    }
+
     /// Returns one event; `Running` has the time of the start.
     pub fn runtime_event(
         &self,
