@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::control;
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::discover::history::ExistingContainer;
+use crate::discover::history::{self, ExistingContainer};
 use crate::events::LedgerEvent;
 use crate::explain::live::Coverage;
 use crate::http::{MAX_EVENTS, MAX_IDS};
@@ -179,7 +179,7 @@ impl<'a> HostLedger<'a> {
     pub fn open(config: &'a Config, now: Timestamp, container: Option<&str>) -> Result<Self, StoreError> {
         let is_named = config.state.is_flag && config.state.path.is_some();
         let (mut past, served, file) = std::thread::scope(|scope| {
-            let past = scope.spawn(|| HostPast::read(config, now, container));
+            let past = scope.spawn(|| HostPast::read(config, now, container, history::TIMEOUT));
             let served = (!is_named && control::is_available(config, TIMEOUT))
                 .then(|| LedgerSource::of_socket(config, TIMEOUT));
             let is_served = matches!(served, Some((LedgerSource::ControlSocket { .. }, _)));

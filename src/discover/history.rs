@@ -83,11 +83,14 @@ pub struct HistoryQuery<'a> {
     pub since: f64,
     /// A container whose details are wanted first: its name, or the beginning of its id.
     pub container: Option<&'a str>,
+    /// Until when lists and events are waited for.
     pub(super) deadline: Instant,
+    /// Until when the details of containers are.
+    details_deadline: Instant,
 }
 
 impl HistoryQuery<'_> {
-    /// Queries each of these until the deadline, in order and several at once. `read`: returns whether a response is usable. Returns the
+    /// Queries each of these until their deadline, in order and several at once. `read`: returns whether a response is usable. Returns the
     /// number of those without a usable one.
     pub(super) async fn each<T, R, F: Future<Output = R>>(
         &self,
@@ -97,7 +100,7 @@ impl HistoryQuery<'_> {
     ) -> usize {
         let mut unread = wanted.len();
         let mut responses = futures_util::stream::iter(wanted).map(query).buffer_unordered(MAX_QUERIES);
-        while let Ok(Some(response)) = timeout_at(self.deadline, responses.next()).await {
+        while let Ok(Some(response)) = timeout_at(self.details_deadline, responses.next()).await {
             unread -= usize::from(read(response));
         }
         unread
@@ -145,10 +148,11 @@ fn missing_sockets(config: &Config, found: &[RuntimeEndpoint]) -> Vec<(RuntimeHi
     default.into_iter().take(1).map(|endpoint| describe(endpoint, false)).collect()
 }
 
-/// Reads what all configured runtimes know of the time since `since`, a Unix time, within two seconds. A runtime that has never
-/// been on this host is not in the result.
+/// Reads what all configured runtimes know of the time since `since`, a Unix time. A runtime that has never been on this host is not in
+/// the result.
 ///
-/// `container`: the container whose details are read first, by its name or the beginning of its id.
+/// `container`: the container whose details are read first, by its name or the beginning of its id. `for_details`: how long the details of all
+/// containers may take; the rest takes at most [`TIMEOUT`].
 ///
 /// # Errors
 /// No thread or socket can be created.
@@ -157,10 +161,13 @@ pub fn read(
     now: Timestamp,
     since: f64,
     container: Option<&str>,
+    for_details: Duration,
 ) -> std::io::Result<Vec<RuntimeHistory>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let query = HistoryQuery { now, since, container, deadline: Instant::now() + TIMEOUT };
+        let began = Instant::now();
+        let (deadline, details_deadline) = (began + TIMEOUT, began + for_details);
+        let query = HistoryQuery { now, since, container, deadline, details_deadline };
         let sockets = |endpoint: &RuntimeEndpoint| {
             let runtime = endpoint.runtime;
             docker::matches(&endpoint.socket)

@@ -44,6 +44,8 @@ const PENDING_INTERVAL: Duration = Duration::from_millis(200);
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Shortest interval between reads of the cgroups' counters because of notifications.
 const SWEEP_DELAY: Duration = Duration::from_millis(50);
+/// How long the runtimes may take at the start to describe all containers: the ledger waits for it.
+const MAX_DETAILS_TIME: Duration = Duration::from_secs(5);
 /// Delay before a source, or a ledger, that failed is opened again.
 const REOPEN_DELAY: Duration = Duration::from_secs(10);
 /// Minimum time between two warnings that the kernel log was overwritten.
@@ -80,7 +82,15 @@ impl OpenLedger {
             self.writer.put_first_start(began, &start, &mut self.reconciler, shared_state);
             state.first_start = Some(start);
         }
-        let mut past = HostPast::read(config, began, None);
+        let mut past = HostPast::read(config, began, None, MAX_DETAILS_TIME);
+        for history in past.runtimes.iter().filter(|history| history.unread > 0) {
+            let (runtime, unread) = (history.runtime.as_str(), history.unread);
+            tracing::warn!(
+                runtime,
+                unread,
+                "containers were not described in time; their last ends are not recorded"
+            );
+        }
         let time = CatchUpTime { now: Timestamp::now(), start, is_last: false };
         let CaughtUp { reconciler, changes, noticed } = catch_up(config, &state, &mut past, time);
         self.reconciler = reconciler;

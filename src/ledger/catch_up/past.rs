@@ -1,5 +1,7 @@
 //! Reads what the host knows of the past, all sources at the same time.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use super::LogResume;
@@ -60,12 +62,13 @@ pub struct HostPast {
 }
 
 impl HostPast {
-    /// Reads it within two seconds.
+    /// Reads it.
     ///
-    /// `container`: the container whose details are read first.
-    pub fn read(config: &Config, now: Timestamp, container: Option<&str>) -> Self {
+    /// `container`: the container whose details are read first. `for_details`: how long the details of all containers may take; the rest takes
+    /// less than two seconds.
+    pub fn read(config: &Config, now: Timestamp, container: Option<&str>, for_details: Duration) -> Self {
         std::thread::scope(|scope| {
-            let runtimes = scope.spawn(|| read_runtimes(config, now, container));
+            let runtimes = scope.spawn(|| read_runtimes(config, now, container, for_details));
             // before the log: what is counted is logged within moments
             let counted = counted_kills(config);
             let log = LogPast::read(config, now);
@@ -99,11 +102,17 @@ pub(super) fn counted_kills(config: &Config) -> Option<u64> {
     OomCounter::open(&config.host_paths).and_then(|mut counter| counter.read()).ok()
 }
 
-fn read_runtimes(config: &Config, now: Timestamp, container: Option<&str>) -> Vec<RuntimeHistory> {
+fn read_runtimes(
+    config: &Config,
+    now: Timestamp,
+    container: Option<&str>,
+    for_details: Duration,
+) -> Vec<RuntimeHistory> {
     if !config.oom.runtime {
         return vec![];
     }
-    let mut runtimes = history::read(config, now, now.booted_at(), container).unwrap_or_default();
+    let mut runtimes =
+        history::read(config, now, now.booted_at(), container, for_details).unwrap_or_default();
     // where processes of others are hidden, none of them exists
     if config.host_paths.in_initial_pid_namespace() && config.host_paths.process(1).exists() {
         let is_gone = |pid: u32| !config.host_paths.process(pid).exists();
