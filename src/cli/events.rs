@@ -54,7 +54,7 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         ..Query::default()
     };
     let host = HostLedger::open(&config, Timestamp::now(), query.container.as_deref())?;
-    let listed = EventList::new(&host.ledger, &query)?;
+    let listed = SelectedEvents::new(&host.ledger, &query)?;
     let is_json = matches.get_flag("json");
     let table = EventTable::new(TimeZone::system());
     let table = if host.missing.is_some() { table } else { table.marking_uncounted() };
@@ -88,7 +88,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// The events of a query, page by page: all of them may not fit into memory.
-struct EventList<'a> {
+struct SelectedEvents<'a> {
     ledger: &'a LedgerSource<'a>,
     query: &'a Query,
     /// How many of the oldest are left out, for the limit.
@@ -97,7 +97,7 @@ struct EventList<'a> {
     has_older: bool,
 }
 
-impl<'a> EventList<'a> {
+impl<'a> SelectedEvents<'a> {
     fn new(ledger: &'a LedgerSource<'a>, query: &'a Query) -> anyhow::Result<Self> {
         let (mut all, mut has_older) = (0, false);
         for page in ledger.pages(query)? {
@@ -125,14 +125,14 @@ impl<'a> EventList<'a> {
     }
 }
 
-fn print_json(listed: &EventList<'_>) -> anyhow::Result<()> {
+fn print_json(listed: &SelectedEvents<'_>) -> anyhow::Result<()> {
     let mut output = BufWriter::new(std::io::stdout().lock());
     listed.for_each(|event| Ok(writeln!(output, "{event}")?))?;
     Ok(output.flush()?)
 }
 
 /// Prints the table. The events are read twice, first for the widths of the columns.
-fn print_table(listed: &EventList<'_>, mut table: EventTable) -> anyhow::Result<()> {
+fn print_table(listed: &SelectedEvents<'_>, mut table: EventTable) -> anyhow::Result<()> {
     let (mut readable, mut unreadable) = (0, 0);
     listed.for_each(|event| {
         match serde_json::from_str(event) {

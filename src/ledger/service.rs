@@ -501,7 +501,10 @@ impl LedgerService {
             (SourceName::Cgroup, Some(self.counters_up)),
             (SourceName::Runtime, runtime),
         ];
-        figures.sources = sources.into_iter().filter_map(|(source, up)| Some((source, up?))).collect();
+        // before the first step none was read
+        let are_known = ledger.is_none() || self.last_publish.is_some();
+        let sources = sources.into_iter().filter(|_| are_known);
+        figures.sources = sources.filter_map(|(source, up)| Some((source, up?))).collect();
         self.shared_state.publish(Timestamp::now(), figures);
     }
 }
