@@ -355,6 +355,9 @@ fn renamed_container_has_the_new_name_and_its_counts_stay_with_the_old_one() {
     let new = format!("{}-renamed", container.name);
     let memledger = start_memledger(&engine, &format!("^{}", container.name), &[]);
     memledger.eventually("the old name", |metrics| metrics.try_value(USAGE, &of(&container.name)));
+    memledger.eventually("its counts", |metrics| {
+        metrics.try_value("memledger_container_restarts_total", &of(&container.name))
+    });
     engine.docker(&["rename", &container.name, &new]);
     memledger.eventually("the new name", |metrics| {
         assert_no_series_twice(metrics);

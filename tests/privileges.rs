@@ -267,7 +267,8 @@ fn root_leaves_no_root_owned_files_in_another_users_state() {
     }
     chown(state.path(), Some(1234), Some(1234)).unwrap();
     let memledger = serve();
-    memledger.eventually("the store", |metrics| is_up(metrics, "memledger_store_up", &[]));
+    memledger
+        .eventually("a commit", |metrics| is_up(metrics, "memledger_oom_source_up", &[("source", "vmstat")]));
     memledger.signal("KILL");
     let _ = memledger.wait();
     let companions: Vec<_> =

@@ -175,7 +175,7 @@ impl<'a> HostLedger<'a> {
     /// `container`: the container whose details are read first.
     ///
     /// # Errors
-    /// There is not enough memory.
+    /// The ledger was locked or damaged between its opening and its use.
     pub fn open(config: &'a Config, now: Timestamp, container: Option<&str>) -> Result<Self, StoreError> {
         let is_named = config.state.is_flag && config.state.path.is_some();
         let (mut past, served, file) = std::thread::scope(|scope| {

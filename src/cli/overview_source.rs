@@ -104,7 +104,9 @@ impl NewestKills {
         let since = Some(now.unix_seconds() - KILLS_SINCE);
         let query = Query { since, only_notable: true, ..Query::default() };
         let found = HostLedger::open(config, now, None).map_err(anyhow::Error::from);
-        let found = found.and_then(|host| Ok((host.ledger.events(&query)?, host.coverage.is_incomplete())));
+        let found = found.and_then(|host| {
+            Ok((host.ledger.events(&query)?, host.is_unreadable || host.coverage.is_incomplete()))
+        });
         let is_incomplete = found.as_ref().map_or(true, |(_, is_incomplete)| *is_incomplete);
         let mut kills = found.map_or(vec![], |(kills, _)| kills);
         kills.retain(|event| matches!(event, LedgerEvent::OomKill(_) | LedgerEvent::CudaOom(_)));

@@ -9,13 +9,15 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::catch_up::{CatchUpTime, CaughtUp, HostPast, catch_up, log_backends, reconciler_config};
+use super::catch_up::{
+    CatchUpTime, CaughtUp, HostPast, catch_up, log_backends, read_runtimes, reconciler_config, unknown_of,
+};
 use super::exchange::{LedgerFigures, SharedState, SourceName, StoredFigures};
 use super::kmsg_reader::KmsgReader;
 use super::reconcile::{CountingStart, Reconciler};
@@ -26,11 +28,12 @@ use crate::clock::Timestamp;
 use crate::config::{Config, KernelLogChoice};
 use crate::container_logs::ContainerLogs;
 use crate::discover::cgroup_tree::CgroupTree;
+use crate::discover::history::RuntimeHistory;
 use crate::discover::{
     ConnectionState, ContainerId, EventKind, Hierarchy, RuntimeEvent, RuntimeKind, RuntimeState,
 };
-use crate::host::Health;
 use crate::host::panics::run_essential;
+use crate::host::{Health, Waker};
 use crate::ledger::sources::cgroup_oom_events::CgroupCounters;
 use crate::ledger::sources::kernel_log::{KernelLog, LogPosition};
 use crate::ledger::sources::vmstat_oom::OomCounter;
@@ -58,6 +61,54 @@ struct OpenLedger {
     writer: LedgerWriter,
     /// What was loaded, until it has caught up with the host.
     loaded: LedgerState,
+    /// Reads what the runtimes know of the time since the ledger was written.
+    past: Option<PastReader>,
+}
+
+/// A thread that reads what the runtimes know of the past, for a ledger that goes on meanwhile.
+#[derive(Debug)]
+struct PastReader {
+    /// The ledger as it was loaded.
+    state: LedgerState,
+    runtimes: mpsc::Receiver<Vec<RuntimeHistory>>,
+}
+
+impl PastReader {
+    fn start(config: &Config, state: LedgerState, waker: Arc<Waker>) -> Self {
+        let (sender, runtimes) = mpsc::channel();
+        let config = config.clone();
+        let read = move || {
+            let now = Timestamp::now();
+            let _ = sender.send(read_runtimes(&config, now, None, MAX_DETAILS_TIME));
+            waker.wake();
+        };
+        // without the thread the ledger has what the runtimes report themselves
+        let _ = std::thread::Builder::new().name("ledger-past".into()).spawn(read);
+        Self { state, runtimes }
+    }
+
+    /// Returns what the ledger does not know yet; `None` while it is read.
+    fn take(&self) -> Option<Vec<RuntimeEvent>> {
+        let runtimes = match self.runtimes.try_recv() {
+            Ok(runtimes) => runtimes,
+            Err(mpsc::TryRecvError::Empty) => return None,
+            Err(mpsc::TryRecvError::Disconnected) => vec![],
+        };
+        warn_of_unread(&runtimes);
+        let events = runtimes.into_iter().flat_map(|history| history.events);
+        Some(unknown_of(&self.state, events.collect()))
+    }
+}
+
+fn warn_of_unread(runtimes: &[RuntimeHistory]) {
+    for history in runtimes.iter().filter(|history| history.unread > 0) {
+        let (runtime, unread) = (history.runtime.as_str(), history.unread);
+        tracing::warn!(
+            runtime,
+            unread,
+            "containers were not described in time; their last ends are not recorded"
+        );
+    }
 }
 
 impl OpenLedger {
@@ -70,27 +121,25 @@ impl OpenLedger {
         let (writer, state) = LedgerWriter::open(&config.state, now)?;
         let setup = reconciler_config(config, &state, now);
         let reconciler = Reconciler::new(setup, &state, now, log_start_usec);
-        Ok(Self { reconciler, writer, loaded: state })
+        Ok(Self { reconciler, writer, loaded: state, past: None })
     }
 
-    /// Catches up with the host: with what happened before the first start, which is now, or since the last write.
+    /// Catches up with the host: with what happened before the first start or since the last write. `start`: this one, if no earlier one has
+    /// begun to.
     fn catch_up(&mut self, config: &Config, start: CountingStart, shared_state: &SharedState) {
         let mut state = std::mem::take(&mut self.loaded);
         let began = Timestamp::now();
-        if state.is_new() && state.first_start.is_none() {
+        if !state.is_new() {
+            self.past = Some(PastReader::start(config, state, Arc::clone(&shared_state.waker)));
+            return;
+        }
+        if state.first_start.is_none() {
             // whatever ends this process meanwhile, the next one begins there
             self.writer.put_first_start(began, &start, &mut self.reconciler, shared_state);
             state.first_start = Some(start);
         }
         let mut past = HostPast::read(config, began, None, MAX_DETAILS_TIME);
-        for history in past.runtimes.iter().filter(|history| history.unread > 0) {
-            let (runtime, unread) = (history.runtime.as_str(), history.unread);
-            tracing::warn!(
-                runtime,
-                unread,
-                "containers were not described in time; their last ends are not recorded"
-            );
-        }
+        warn_of_unread(&past.runtimes);
         let time = CatchUpTime { now: Timestamp::now(), start, is_last: false };
         let CaughtUp { reconciler, changes, noticed } = catch_up(config, &state, &mut past, time);
         self.reconciler = reconciler;
@@ -263,12 +312,15 @@ impl LedgerService {
         Ok(ServiceHandle { stop, shared_state, thread })
     }
 
-    /// Catches up with the host, before the first step. What the runtimes and the kernel log report meanwhile waits.
+    /// Catches up with the host. At the first start that is before the first step, and what the runtimes and the kernel log report
+    /// meanwhile waits.
     fn catch_up(&mut self) {
         let Some(mut ledger) = self.ledger.take() else { return };
         match self.has_past {
             true => {
                 self.publish(Timestamp::now(), Some(&ledger), false);
+                // a victim of these seconds is gone afterwards; what is read twice is known by its position
+                self.open_log(Timestamp::now(), &ledger.reconciler);
                 let start = CountingStart { log_usec: self.log_start_usec, at: self.opened.unix_seconds() };
                 ledger.catch_up(&self.config, start, &self.shared_state);
             }
@@ -342,7 +394,7 @@ impl LedgerService {
     /// Applies what all sources have, and writes what that changes. Returns whether it changed anything, and whether the kernel's counter
     /// can be read.
     fn step_ledger(&mut self, now: Timestamp, ledger: &mut OpenLedger) -> (bool, bool) {
-        let OpenLedger { reconciler, writer, .. } = ledger;
+        let OpenLedger { reconciler, writer, past, .. } = ledger;
         writer.apply_clock(now, reconciler);
         // before the cycles and events, which name the containers of these errors; and who may still report one before the errors
         let connected = self.reporter.as_ref().map(|reporter| reporter.connected()).unwrap_or_default();
@@ -359,6 +411,10 @@ impl LedgerService {
         let read = self.sources.iter().map(|source| source.drain_events());
         let runtime_events: Vec<Vec<RuntimeEvent>> =
             read.map(|events| if self.config.oom.runtime { events } else { keep_names(events) }).collect();
+        if let Some(unknown) = past.as_ref().and_then(PastReader::take) {
+            reconciler.apply_runtime_events(now, &unknown);
+            *past = None;
+        }
         reconciler.apply_cycles_and_events(now, &reports, &runtime_events);
         self.read_log(now, reconciler);
         if self.counter.is_none() {

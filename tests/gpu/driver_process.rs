@@ -153,6 +153,10 @@ fn damage_call(symbol: &str, flags: &[&str], reason: &str, damage: impl Fn(&mut 
     let driver = Driver::new(&state);
     let memledger = driver.memledger_with(&[&container], flags);
     await_value(&memledger, OF_CONTAINER, &[], GIB);
+    // a ledger that has caught up with the host
+    memledger.eventually("the ledger", |metrics| {
+        metrics.try_value("memledger_oom_source_up", &[("source", "vmstat")]).map(drop)
+    });
     let good = state.clone();
     damage(&mut state, symbol);
     driver.set(&state);

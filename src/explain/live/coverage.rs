@@ -102,8 +102,11 @@ impl Coverage {
         matches!(self.kernel_log, LogCoverage::Read { .. } | LogCoverage::Followed)
     }
 
-    /// Returns whether a source could not be read, or records are missing.
+    /// Returns whether a source could not be read, or records are missing. Where `memledger serve` answered, the past is its.
     pub fn is_incomplete(&self) -> bool {
+        if self.kernel_log == LogCoverage::Followed {
+            return false;
+        }
         let is_unreadable = matches!(self.kernel_log, LogCoverage::Unreadable { .. });
         is_unreadable
             || self.has_lost_records()
@@ -123,6 +126,9 @@ impl Coverage {
     /// Describes how far the sources reach, and what gives the rest. `command`: the same question with all rights.
     pub fn hints(&self, command: &str) -> Vec<CoverageHint> {
         let mut hints: Vec<CoverageHint> = self.log_hint().into_iter().collect();
+        if self.kernel_log == LogCoverage::Followed {
+            return hints;
+        }
         for coverage @ RuntimeCoverage { runtime, unread, has_lost_events, .. } in &self.runtimes {
             if *has_lost_events {
                 let text = format!(
@@ -184,6 +190,9 @@ impl Coverage {
                 count(self.kills_in_log)
             )),
             (LogCoverage::Read { since: None }, _) => journal("The kernel log is empty.".to_owned()),
+            (LogCoverage::Unreadable { reason }, _) if self.is_recorded => plain(format!(
+                "The kernel log cannot be read ({reason}), so OOM kills since the ledger was last written are missing here."
+            )),
             (LogCoverage::Unreadable { reason }, kills) => plain(format!(
                 "The kernel log cannot be read ({reason}), so the records of {} of {boot} are missing here.",
                 kills.map_or("all OOM kills".to_owned(), all_kills)

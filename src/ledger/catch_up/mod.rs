@@ -2,8 +2,9 @@
 //!
 //! The host still knows a part of it: the kernel log, what the runtimes list and the events that they keep
 //! ([`crate::discover::history`]), and the counters. The ledger's own state machine decides on it ([`replay`]), from the stored state or
-//! from none. `serve` does that at its start and writes the result; `why` and `events` do the same where no `serve` answers, and write
-//! nothing. So both say the same.
+//! from none. `serve` does that at its first start and writes the result; `why` and `events` do the same where no `serve` answers, and
+//! write nothing. A `serve` that continues a ledger reads the kernel log on by itself; what the runtimes know beyond their events is
+//! applied as soon as it is read ([`unknown_of`]), so that nothing waits for a slow engine.
 //!
 //! What happened before the first start is shown and never counted: counters begin at the first start. The kernel's buffer keeps the last
 //! kills only, some 15 to 50.
@@ -30,7 +31,8 @@ use crate::discover::history::{ExistingContainer, RuntimeHistory};
 use crate::discover::{ContainerId, EventKind, Hierarchy, PathClaim, RuntimeEvent};
 use crate::events::{ContainerRef, Evidence, Kill, KillOwner, LedgerEvent, Method, Victim};
 use crate::lifecycle::timing::START_TOLERANCE;
-pub use past::{HostPast, LogCoverage, LogPast, log_backends};
+pub use past::{HostPast, LogCoverage, LogPast, log_backends, read_runtimes};
+pub use replay::unknown_of;
 use replay::{CounterReadings, Replay};
 
 /// A ledger that has caught up with its host.
@@ -108,11 +110,10 @@ pub fn catch_up(config: &Config, state: &LedgerState, past: &mut HostPast, time:
             true => CounterReadings::default(),
             false => read_counters(hierarchy.as_ref(), now, &past.runtimes),
         },
-        log_usec: start.log_usec,
         is_last,
     };
     let mut caught_up = replay.run(state, now);
-    // a kill since then has its record
+    // one that happened meanwhile would be taken for one of these
     let is_unchanged = || past::counted_kills(config) == past.counted;
     if is_new && past.has_lost_records() {
         let counters = read_counters(hierarchy.as_ref(), now, &past.runtimes);

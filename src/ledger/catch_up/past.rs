@@ -102,7 +102,9 @@ pub(super) fn counted_kills(config: &Config) -> Option<u64> {
     OomCounter::open(&config.host_paths).and_then(|mut counter| counter.read()).ok()
 }
 
-fn read_runtimes(
+/// Reads what all runtimes know of this boot, and whether the first processes of their containers exist. `for_details`: how long the
+/// details of all containers may take.
+pub fn read_runtimes(
     config: &Config,
     now: Timestamp,
     container: Option<&str>,

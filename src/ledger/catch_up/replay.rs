@@ -46,8 +46,6 @@ pub struct Replay {
     pub counted: Option<u64>,
     /// The counters of the cgroups.
     pub counters: CounterReadings,
-    /// Stamp of the newest record of the kernel log at the start: what a ledger knows that has lost how far it read.
-    pub log_usec: u64,
     /// Nothing more will be reported: what waits for a name gets a short id.
     pub is_last: bool,
 }
@@ -110,14 +108,18 @@ impl ReplayState<'_> {
     /// Applies evidence at once. `booted_at`: of a new ledger, the runs that had not ended before this boot did with it.
     fn apply(&mut self, evidence: &PastEvidence, booted_at: Option<f64>, is_log_read: bool) {
         let PastEvidence { events, lines } = evidence;
-        let is_in_boot =
-            |event: &RuntimeEvent| !is_name(event) && booted_at.is_some_and(|boot| event.at >= boot);
-        let (before, in_boot) = events.split_at(events.iter().position(is_in_boot).unwrap_or(events.len()));
-        self.apply_events(before);
+        let running = running(events);
+        // one that runs has not ended with an earlier boot, whatever the clock showed at its start
+        let is_before = |event: &&RuntimeEvent| {
+            let is_in_boot = booted_at.is_none_or(|boot| event.at >= boot) || running.contains(&event.id);
+            is_name(event) || !is_in_boot
+        };
+        let (before, in_boot): (Vec<_>, Vec<_>) = events.iter().cloned().partition(|event| is_before(&event));
+        self.apply_events(&before);
         if booted_at.is_some() {
             self.reconciler.apply_host_restart();
         }
-        self.apply_events(in_boot);
+        self.apply_events(&in_boot);
         let position = lines.last().map(|line| line.position).unwrap_or_default();
         self.reconciler.apply_log(self.time(), is_log_read.then_some(lines), position);
     }
@@ -148,12 +150,14 @@ impl Replay {
         let (booted_at, is_new) = (now.booted_at(), state.is_new());
         let mut events = std::mem::take(&mut self.events);
         if !is_new {
-            events = Known(state).unknown_of(events);
+            events = unknown_of(state, events);
         }
-        let drift = LogDrift::measure(booted_at, &events, &self.lines);
+        // a ledger has measured the log's clock
+        let drift =
+            if is_new { LogDrift::measure(booted_at, &events, &self.lines) } else { LogDrift::default() };
         let lines = std::mem::take(&mut self.lines);
         let lines: Vec<_> = lines.into_iter().map(|line| drift.correct(booted_at, now, line)).collect();
-        events.sort_by(|one, other| (!is_name(one)).cmp(&!is_name(other)).then(one.at.total_cmp(&other.at)));
+        sort(&mut events);
         let began = self.begin(state, now, &events, &lines);
         let kills_known_since = is_new.then(|| self.kills_known_since(booted_at, drift));
         let keep_ended = std::mem::replace(&mut self.config.keep_ended, Duration::MAX);
@@ -168,7 +172,7 @@ impl Replay {
                 config,
                 &state,
                 now.moved_to(began),
-                if is_new { 0 } else { self.log_usec },
+                if is_new { 0 } else { u64::MAX },
             ),
             cgroups: &self.cgroups,
             at: began,
@@ -182,10 +186,6 @@ impl Replay {
         let (old, young) = PastEvidence { events, lines }.split_at(began);
         // a new ledger knows by `kills_known_since` that it has no log
         run.apply(&old, is_new.then_some(booted_at), is_new || self.log_end.is_some());
-        if self.goes_on(&state) {
-            run.reconciler.finish_catch_up(now, keep_ended, self.log_end);
-            return CaughtUp { reconciler: run.reconciler, changes: run.changes, noticed: run.noticed };
-        }
         if let Some(counted) = self.counted.filter(|_| !is_new) {
             let is_counted = |line: &&ObservedRecord| !matches!(line.record, KillRecord::Group { .. });
             let later = young.lines.iter().filter(is_counted).count();
@@ -211,11 +211,6 @@ impl Replay {
         CaughtUp { reconciler, changes, noticed }
     }
 
-    /// Returns whether the ledger continues and goes on: it decides once it has waited for what is still reported, as after a pause.
-    fn goes_on(&self, state: &LedgerState) -> bool {
-        !self.is_last && !state.is_new()
-    }
-
     /// Returns the time from which on each piece of evidence is applied at its own time.
     fn begin(
         &self,
@@ -224,9 +219,6 @@ impl Replay {
         events: &[RuntimeEvent],
         lines: &[ObservedRecord],
     ) -> f64 {
-        if self.goes_on(state) {
-            return now.unix_seconds();
-        }
         let begin = now.unix_seconds() - SETTLED_AFTER;
         let first = match state.is_new() {
             true => {
@@ -341,6 +333,31 @@ impl Item<'_> {
     }
 }
 
+/// Brings names to the front, and the rest into the order of time.
+fn sort(events: &mut [RuntimeEvent]) {
+    events.sort_by(|one, other| (!is_name(one)).cmp(&!is_name(other)).then(one.at.total_cmp(&other.at)));
+}
+
+/// Returns what the ledger of a state does not know yet of what the runtimes repeat, in order.
+pub fn unknown_of(state: &LedgerState, events: Vec<RuntimeEvent>) -> Vec<RuntimeEvent> {
+    let mut unknown = Known(state).unknown_of(events);
+    sort(&mut unknown);
+    unknown
+}
+
+/// Returns the containers that run, by the last that their runtimes listed of them.
+fn running(events: &[RuntimeEvent]) -> HashSet<ContainerId> {
+    let mut last: HashMap<&ContainerId, &RuntimeEvent> = HashMap::new();
+    for event in events {
+        if matches!(event.what, EventKind::Running { .. } | EventKind::Ended { .. }) {
+            let known = last.entry(&event.id).or_insert(event);
+            *known = if event.at >= known.at { event } else { *known };
+        }
+    }
+    let runs = |(_, event): &(&ContainerId, &RuntimeEvent)| matches!(event.what, EventKind::Running { .. });
+    last.into_iter().filter(runs).map(|(id, _)| id.clone()).collect()
+}
+
 /// What a ledger knows of its containers.
 struct Known<'a>(&'a LedgerState);
 
@@ -355,25 +372,14 @@ impl Known<'_> {
 
     /// Returns what it does not know yet: runtimes repeat the past, and list the end of each container that exists.
     fn unknown_of(&self, events: Vec<RuntimeEvent>) -> Vec<RuntimeEvent> {
-        let is_new = |event: &RuntimeEvent| self.is_later(event) || self.misses(event);
+        let forgotten = self.forgotten(&events);
+        let is_new = |event: &RuntimeEvent| {
+            self.is_later(event) && !forgotten.contains(&event.id) || self.misses(event)
+        };
         let is_end = |event: &RuntimeEvent| matches!(event.what, EventKind::Ended { .. });
-        let mut last_end: HashMap<&ContainerId, f64> = HashMap::new();
-        let mut ending: HashSet<ContainerId> = HashSet::new();
-        for event in events.iter().filter(|event| is_end(event)) {
-            let last = last_end.entry(&event.id).or_insert(event.at);
-            *last = last.max(event.at);
-            if is_new(event) {
-                ending.insert(event.id.clone());
-            }
-        }
-        let runs: HashSet<ContainerId> = events
-            .iter()
-            .filter(|event| match event.what {
-                EventKind::Running { .. } => last_end.get(&event.id).is_none_or(|end| *end < event.at),
-                _ => false,
-            })
-            .map(|event| event.id.clone())
-            .collect();
+        let ended = events.iter().filter(|event| is_end(event) && is_new(event));
+        let ending: HashSet<ContainerId> = ended.map(|event| event.id.clone()).collect();
+        let runs = running(&events);
         let is_wanted = |event: &RuntimeEvent| {
             let is_known = ending.contains(&event.id) || runs.contains(&event.id);
             match event.what {
@@ -383,6 +389,21 @@ impl Known<'_> {
             }
         };
         events.into_iter().filter(|event| is_wanted(event)).collect()
+    }
+
+    /// Returns the containers that it had and has forgotten: their last runs began before it had the last from their source, and it forgets
+    /// only what ended. An engine may list another time of the end, as that of its own restart.
+    fn forgotten(&self, events: &[RuntimeEvent]) -> HashSet<ContainerId> {
+        let is_start = |event: &&RuntimeEvent| matches!(event.what, EventKind::Running { .. });
+        let mut began: HashMap<&ContainerId, &RuntimeEvent> = HashMap::new();
+        for start in events.iter().filter(is_start) {
+            let last = began.entry(&start.id).or_insert(start);
+            *last = if start.at > last.at { start } else { *last };
+        }
+        let is_forgotten = |(id, start): &(&ContainerId, &RuntimeEvent)| {
+            !self.0.containers.contains_key(id) && !self.is_later(start)
+        };
+        began.into_iter().filter(is_forgotten).map(|(id, _)| id.clone()).collect()
     }
 
     /// Returns whether this is the end of a run that is in progress, as far as the ledger knows.

@@ -137,7 +137,7 @@ impl Past {
     /// Returns the ledger of a memledger that began `first` seconds ago, ended at once, and was started again `second` seconds ago, and now.
     fn in_parts(&self, first: f64, second: f64) -> Store {
         let mut store = Store::in_memory().expect("a store");
-        for (ago, is_last) in [(first, false), (second, false), (0.0, true)] {
+        for (ago, is_last) in [(first, false), (second, true), (0.0, true)] {
             let state = store.reader().load().expect("the state");
             let mut replay = self.replay(ago, Some(10_000.0), first);
             replay.is_last = is_last;
@@ -523,7 +523,7 @@ fn kills_are_not_counted_again_without_the_row_of_the_accounting() {
     store.commit(&lost).expect("written");
     let state = store.reader().load().expect("the state");
     let mut replay = past.replay(0.0, Some(10_000.0), 0.0);
-    (replay.config.counting_since, replay.log_usec) = (None, u64::MAX);
+    replay.config.counting_since = None;
     store.commit(&replay.run(&state, past.now).changes).expect("written");
     let ids = |events: Vec<LedgerEvent>| events.iter().map(LedgerEvent::id).collect::<Vec<_>>();
     assert_eq!(ids(store.reader().events(&Query::default()).expect("events")), ids(before));
@@ -593,4 +593,43 @@ fn clock_that_is_set_after_the_first_start_leaves_later_ends_counted() {
     found.merge(reconciler.settle(after).0);
     let ends: Vec<bool> = found.events.values().flatten().map(LedgerEvent::is_before_counting).collect();
     assert_eq!(ends, [false], "{found:?}");
+}
+
+/// The log was not read at the start, and there had been kills: that says nothing of ends that are seen later.
+#[test]
+fn log_that_is_read_only_later_explains_later_ends() {
+    let past = Past::new();
+    let mut first = past.replay(0.0, None, 0.0);
+    (first.is_last, first.log_end) = (false, None);
+    let CaughtUp { mut reconciler, .. } = first.run(&LedgerState::default(), past.now);
+    let mut later = Past { now: past.now.plus(std::time::Duration::from_secs(100)), ..Past::new() };
+    later.ran(60.0, 50.0, 137);
+    let at = |ago: u64| later.now.minus(std::time::Duration::from_secs(ago));
+    reconciler.apply_log(at(49), Some(&[]), LogPosition { sequence: None, usec: at(49).kernel_usec() });
+    reconciler.apply_runtime_events(at(49), &later.events);
+    let mut found = reconciler.settle(at(49)).0;
+    found.merge(reconciler.settle(at(0)).0);
+    let events: Vec<LedgerEvent> = found.events.into_values().flatten().collect();
+    assert_eq!(exits(&events), [(Some(ExitReason::Killed), Some(137))]);
+}
+
+/// An engine that was restarted lists the time of that as the end of what ran before.
+#[test]
+fn end_of_a_forgotten_container_with_another_time_is_not_recorded_again() {
+    let mut past = Past::new();
+    past.ran(20_500.0, 20_000.0, 3);
+    let at = |ago: f64| past.now.moved_to(past.now.unix_seconds() - ago);
+    let mut first = past.replay(10_000.0, Some(90_000.0), 10_000.0);
+    first.is_last = false;
+    let mut store = Store::in_memory().expect("a store");
+    store.commit(&first.run(&LedgerState::default(), at(10_000.0)).changes).expect("written");
+    let mut forgotten = WriteBatch::default();
+    forgotten.remove(StateKind::Container, ID);
+    store.commit(&forgotten).expect("written");
+    past.events[1].at = past.now.unix_seconds() - 100.0;
+    let mut replay = past.replay(0.0, Some(90_000.0), 0.0);
+    replay.config.counting_since = None;
+    let state = store.reader().load().expect("the state");
+    store.commit(&replay.run(&state, past.now).changes).expect("written");
+    assert_eq!(exits(&store.reader().events(&Query::default()).expect("events")).len(), 1);
 }

@@ -428,6 +428,9 @@ impl Reconciler {
         self.stored_checkpoint = None; // how far the sources were read is written, though nothing else changed
         let Some(start) = self.config.counting_since else { return };
         self.accounting.ignore_up_to(start.log_usec);
+        // from now on the log is followed
+        let followed_since = now.unix_seconds() + KILL_TO_EXIT;
+        self.kills_known_since = self.kills_known_since.map(|since| since.min(followed_since));
         // the runtimes have listed what was before
         let until = start.at.min(now.unix_seconds()) - MAX_EVENT_DELAY;
         self.last_event_times.values_mut().for_each(|at| *at = at.max(until));

@@ -42,6 +42,7 @@ use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use super::*;
 use crate::events::{ContainerRef, Exit, ExitReason, Identity, OomScope, Victim};
 use crate::ledger::catch_up::replay::{CounterReadings, Replay};
+use crate::ledger::catch_up::unknown_of;
 use crate::ledger::exchange::ContainerFigures;
 use crate::ledger::interval::{LogClock, Written};
 use crate::ledger::sources::kernel_log::LogEntry;
@@ -159,6 +160,9 @@ struct Simulation<'a> {
     /// The first event of this process.
     first_id: u64,
     disk: Option<(tempfile::TempDir, Option<Store>)>,
+    /// What the runtime knows of the past, which is applied after so many steps.
+    late: Vec<RuntimeEvent>,
+    steps_to_past: u64,
 }
 
 impl<'a> Simulation<'a> {
@@ -180,6 +184,8 @@ impl<'a> Simulation<'a> {
             cycled: None,
             last_step: begin,
             first_id: 1,
+            late: vec![],
+            steps_to_past: 0,
             disk: world.is_on_disk.then(|| {
                 let folder = tempfile::tempdir().expect("a folder");
                 let opened = Store::open(folder.path(), Duration::ZERO).expect("a store");
@@ -212,9 +218,9 @@ impl<'a> Simulation<'a> {
         }
         self.resume(at);
         (self.last_step, self.first_id) = (now, self.store.contents.last_id + 1);
-        let caught_up = self.replay(at, false).run(&self.store.contents, now);
-        self.reconciler = caught_up.reconciler;
-        self.commit(caught_up.changes);
+        let past = self.past(at);
+        self.late = unknown_of(&self.store.contents, past);
+        self.steps_to_past = at % 3;
         (self.first_sweep, self.last_sweep, self.cycled) = (None, None, None);
     }
 
@@ -236,14 +242,21 @@ impl<'a> Simulation<'a> {
         self.was_away = true;
     }
 
-    /// Returns what the host knows then of the time since the ledger was last written.
-    fn replay(&mut self, at: u64, is_last: bool) -> Replay {
-        let (world, begin, read_after) = (self.world, self.begin, self.read_to);
+    /// Returns what the runtime knows then.
+    fn past(&self, at: u64) -> Vec<RuntimeEvent> {
+        let (world, begin) = (self.world, self.begin);
         let reported = at.saturating_sub(world.sources.runtime_lag);
         let mut events = world.past_of_runtime(begin, reported);
         for (socket, events_to) in std::iter::zip(world.sources.kind.sockets(), &self.events_to) {
             events.extend(world.runtime_events(begin, socket, *events_to, reported));
         }
+        events
+    }
+
+    /// Returns what the host knows then of the time since the ledger was last written.
+    fn replay(&mut self, at: u64, is_last: bool) -> Replay {
+        let (world, begin, read_after) = (self.world, self.begin, self.read_to);
+        let events = self.past(at);
         let position = LogPosition { sequence: None, usec: world.stamp(begin, at) + 999 };
         let lines = world.log(begin, read_after, at);
         if lines.is_some() {
@@ -296,6 +309,12 @@ impl<'a> Simulation<'a> {
             *events_to = reported;
         }
         self.apply_clock(now);
+        // it is read beside the first steps
+        if self.steps_to_past > 0 {
+            self.steps_to_past -= 1;
+        } else {
+            self.reconciler.apply_runtime_events(now, &std::mem::take(&mut self.late));
+        }
         self.reconciler.apply_cycles_and_events(now, &reports, &events);
         let read_after = self.read_to;
         let lines = world.log(self.begin, read_after, at);
