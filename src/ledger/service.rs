@@ -320,9 +320,20 @@ impl LedgerService {
             true => {
                 self.publish(Timestamp::now(), Some(&ledger), false);
                 // a victim of these seconds is gone afterwards; what is read twice is known by its position
-                self.open_log(Timestamp::now(), &ledger.reconciler);
+                let began = Timestamp::now();
+                self.open_log(began, &ledger.reconciler);
+                // cgroups that appear from now on have counted nothing before
+                let is_new = ledger.loaded.is_new();
+                let counted = self.counters.as_mut().filter(|_| is_new).map(|counters| {
+                    let (readings, _) =
+                        counters.sweep(began, |id, path| ledger.reconciler.claim_at(id, path));
+                    (readings, counters.hierarchical())
+                });
                 let start = CountingStart { log_usec: self.log_start_usec, at: self.opened.unix_seconds() };
                 ledger.catch_up(&self.config, start, &self.shared_state);
+                if let Some((readings, hierarchical)) = counted {
+                    ledger.reconciler.apply_cgroup_counters(began, began, &readings, hierarchical);
+                }
             }
             false => ledger.loaded = LedgerState::default(),
         }
