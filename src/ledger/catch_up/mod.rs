@@ -53,7 +53,7 @@ pub struct CatchUpTime {
     pub now: Timestamp,
     /// Where the counting of a new ledger begins.
     pub start: CountingStart,
-    /// Nothing more will be reported: nobody goes on from here.
+    /// Nothing more will be reported: no ledger goes on from here.
     pub is_last: bool,
 }
 
@@ -114,15 +114,11 @@ pub fn catch_up(config: &Config, state: &LedgerState, past: &mut HostPast, time:
     };
     let mut caught_up = replay.run(state, now);
     // one that happened meanwhile would be taken for one of these
-    let is_unchanged = || past::counted_kills(config) == past.counted;
-    if is_new && past.has_lost_records() {
+    if is_new && past.has_lost_records() && past::counted_kills(config) == past.counted {
         let counters = read_counters(hierarchy.as_ref(), now, &past.runtimes);
         let since = coverage_since.unwrap_or(now.unix_seconds());
         let kills = counted_kills(&counters, &past.runtimes, &caught_up.changes, since);
-        kills
-            .into_iter()
-            .filter(|_| is_unchanged())
-            .for_each(|kill| caught_up.add_past(Kill { boot_id: Arc::clone(&boot_id), ..kill }));
+        kills.into_iter().for_each(|kill| caught_up.add_past(Kill { boot_id: Arc::clone(&boot_id), ..kill }));
     }
     caught_up
 }
