@@ -9,14 +9,15 @@
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::catch_up::{
-    CatchUpTime, CaughtUp, HostPast, catch_up, log_backends, read_runtimes, reconciler_config, unknown_of,
+    CatchUpTime, CaughtUp, HostPast, MAX_DETAILS_TIME, PastReader, catch_up, log_backends, reconciler_config,
+    warn_of_unread,
 };
 use super::exchange::{LedgerFigures, SharedState, SourceName, StoredFigures};
 use super::kmsg_reader::KmsgReader;
@@ -28,12 +29,11 @@ use crate::clock::Timestamp;
 use crate::config::{Config, KernelLogChoice};
 use crate::container_logs::ContainerLogs;
 use crate::discover::cgroup_tree::CgroupTree;
-use crate::discover::history::RuntimeHistory;
 use crate::discover::{
     ConnectionState, ContainerId, EventKind, Hierarchy, RuntimeEvent, RuntimeKind, RuntimeState,
 };
+use crate::host::Health;
 use crate::host::panics::run_essential;
-use crate::host::{Health, Waker};
 use crate::ledger::sources::cgroup_oom_events::CgroupCounters;
 use crate::ledger::sources::kernel_log::{KernelLog, LogPosition};
 use crate::ledger::sources::vmstat_oom::OomCounter;
@@ -47,8 +47,6 @@ const PENDING_INTERVAL: Duration = Duration::from_millis(200);
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Shortest interval between reads of the cgroups' counters because of notifications.
 const SWEEP_DELAY: Duration = Duration::from_millis(50);
-/// How long the runtimes may take at the start to describe all containers: the ledger waits for it.
-const MAX_DETAILS_TIME: Duration = Duration::from_secs(5);
 /// Delay before a source, or a ledger, that failed is opened again.
 const REOPEN_DELAY: Duration = Duration::from_secs(10);
 /// Minimum time between two warnings that the kernel log was overwritten.
@@ -63,52 +61,6 @@ struct OpenLedger {
     loaded: LedgerState,
     /// Reads what the runtimes know of the time since the ledger was written.
     past: Option<PastReader>,
-}
-
-/// A thread that reads what the runtimes know of the past, for a ledger that goes on meanwhile.
-#[derive(Debug)]
-struct PastReader {
-    /// The ledger as it was loaded.
-    state: LedgerState,
-    runtimes: mpsc::Receiver<Vec<RuntimeHistory>>,
-}
-
-impl PastReader {
-    fn start(config: &Config, state: LedgerState, waker: Arc<Waker>) -> Self {
-        let (sender, runtimes) = mpsc::channel();
-        let config = config.clone();
-        let read = move || {
-            let now = Timestamp::now();
-            let _ = sender.send(read_runtimes(&config, now, None, MAX_DETAILS_TIME));
-            waker.wake();
-        };
-        // without the thread the ledger has what the runtimes report themselves
-        let _ = std::thread::Builder::new().name("ledger-past".into()).spawn(read);
-        Self { state, runtimes }
-    }
-
-    /// Returns what the ledger does not know yet; `None` while it is read.
-    fn take(&self) -> Option<Vec<RuntimeEvent>> {
-        let runtimes = match self.runtimes.try_recv() {
-            Ok(runtimes) => runtimes,
-            Err(mpsc::TryRecvError::Empty) => return None,
-            Err(mpsc::TryRecvError::Disconnected) => vec![],
-        };
-        warn_of_unread(&runtimes);
-        let events = runtimes.into_iter().flat_map(|history| history.events);
-        Some(unknown_of(&self.state, events.collect()))
-    }
-}
-
-fn warn_of_unread(runtimes: &[RuntimeHistory]) {
-    for history in runtimes.iter().filter(|history| history.unread > 0) {
-        let (runtime, unread) = (history.runtime.as_str(), history.unread);
-        tracing::warn!(
-            runtime,
-            unread,
-            "containers were not described in time; their last ends are not recorded"
-        );
-    }
 }
 
 impl OpenLedger {

@@ -11,6 +11,7 @@
 
 mod drift;
 mod past;
+mod past_reader;
 pub(super) mod replay;
 #[cfg(test)]
 mod tests;
@@ -31,7 +32,8 @@ use crate::discover::history::{ExistingContainer, RuntimeHistory};
 use crate::discover::{ContainerId, EventKind, Hierarchy, PathClaim, RuntimeEvent};
 use crate::events::{ContainerRef, Evidence, Kill, KillOwner, LedgerEvent, Method, Victim};
 use crate::lifecycle::timing::START_TOLERANCE;
-pub use past::{HostPast, LogCoverage, LogPast, log_backends, read_runtimes};
+pub use past::{HostPast, LogCoverage, LogPast, log_backends};
+pub use past_reader::{MAX_DETAILS_TIME, PastReader, warn_of_unread};
 pub use replay::unknown_of;
 use replay::{CounterReadings, Replay};
 
