@@ -7,7 +7,7 @@
 use std::path::Path;
 
 /// The parts, in the order in which `make bench` runs the benches.
-pub const HEADINGS: [&str; 11] = [
+pub const HEADINGS: [&str; 12] = [
     "# Performance",
     "## The OOM ledger",
     "## GPUs",
@@ -18,6 +18,7 @@ pub const HEADINGS: [&str; 11] = [
     "## Many requests at once",
     "## Reports from inside",
     "## Records of runs",
+    "## The past of a host",
     "## Beside docker stats",
 ];
 
