@@ -182,6 +182,10 @@ fn answers_without_serve_are_those_of_serve(world: &World, is_complete: bool) ->
         return Ok(()); // times do not show which end is of which run
     }
     let (shown, store) = play_without_serve(world);
+    // metrics and records of runs have the reasons of the events
+    totals_are_consistent(&store, world)?;
+    verdicts_have_the_reasons_of_events(&store, world)?;
+    verdicts_have_the_reasons_of_events(&shown, world)?;
     // the end of a container that no runtime names is seen by cycles alone
     for container in (0..world.runs.len()).filter(|container| world.nameless != Some(*container)) {
         let (shown, recorded) = (shown.exits(container), store.exits(container));

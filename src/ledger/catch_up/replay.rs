@@ -299,7 +299,9 @@ impl PastEvidence {
     fn split_at(mut self, until: f64) -> (Self, Self) {
         let is_later = |event: &RuntimeEvent| !is_name(event) && event.at > until;
         let events = self.events.iter().position(is_later).unwrap_or(self.events.len());
-        let lines = self.lines.iter().position(|line| line.written.at > until).unwrap_or(self.lines.len());
+        // one of which the time is uncertain comes before the end that it may explain
+        let is_later = |line: &ObservedRecord| line.written.within.earliest > until;
+        let lines = self.lines.iter().position(is_later).unwrap_or(self.lines.len());
         let later = Self { events: self.events.split_off(events), lines: self.lines.split_off(lines) };
         (self, later)
     }
@@ -310,7 +312,7 @@ impl PastEvidence {
             self.events.iter().map(|event| (event.at, Item::Event(event))).collect();
         let mut last = 0.0_f64;
         for line in &self.lines {
-            last = last.max(line.written.at);
+            last = last.max(line.written.within.earliest);
             items.push((last, Item::Line(line)));
         }
         items.sort_by(|one, other| one.0.total_cmp(&other.0));
@@ -328,7 +330,7 @@ impl Item<'_> {
     fn at(&self) -> f64 {
         match self {
             Self::Event(event) => event.at,
-            Self::Line(line) => line.written.at,
+            Self::Line(line) => line.written.within.earliest,
         }
     }
 }
