@@ -85,6 +85,35 @@ fn explains_logs_as_people_post_them() {
     }
 }
 
+/// What is like a kill and none.
+#[test]
+fn claims_no_kill_where_a_log_has_none() {
+    let folder = folder().join("none");
+    for name in names_in(&folder) {
+        let log = std::fs::read(folder.join(&name)).expect("a log");
+        let (code, screen, error) = piped(&[], &log);
+        assert_eq!((code, &*screen), (Some(1), ""), "{name}: {error}");
+        golden(&format!("tests/golden/kernel-log-none/{name}"), &error);
+    }
+}
+
+/// The number of a job or a machine is a name, and so is what a notice names.
+#[test]
+fn selects_by_the_number_of_a_job_and_the_name_of_a_pod() {
+    for (name, wanted) in [
+        ("47-pbs.txt", "482311"),
+        ("48-slurm-v2.txt", "918273"),
+        ("46-htcondor.txt", "slot1_3"),
+        ("42-proxmox-vm.txt", "101"),
+        ("39-kubectl-describe-pod.txt", "ml/train-llama-0"),
+        ("44-systemd-unit-lines.txt", "llama"),
+    ] {
+        let log = std::fs::read(folder().join("cases").join(name)).expect("a log");
+        assert_eq!(piped(&[wanted], &log).0, Some(0), "{name} has {wanted}");
+        assert_eq!(piped(&["4711"], &log).0, Some(1), "{name} has nothing else");
+    }
+}
+
 #[test]
 fn every_kill_has_a_verdict_and_the_newest_is_last() {
     let burst = verdicts("v1-6.18-burst.kmsg", &[]);

@@ -109,6 +109,7 @@ fn every_cause_has_verdict_and_advice_without_invented_figures() {
     seen.extend([Cause::OomNoVictim, Cause::OomPanic]);
     // from the host and from a container's log: tests of `why` with real containers
     seen.extend([Cause::KilledByMonitor, Cause::AllocationFailed, Cause::AtLimit, Cause::NeverStarted]);
+    seen.extend([Cause::OwnLimit, Cause::ThreadsRefused]);
     let missing: Vec<_> = Cause::ALL.iter().filter(|cause| !seen.contains(cause)).collect();
     assert!(missing.is_empty(), "no case has {missing:?}");
 }

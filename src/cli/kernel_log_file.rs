@@ -8,15 +8,17 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use crate::clock::Timestamp;
-use crate::explain::{LoggedKill, LoggedKills, WhyDocument, explain_logged};
+use crate::explain::{LoggedKills, Verdict, WhyDocument, explain_logged, explain_notice};
 use crate::export::verdict_text::{render, render_all, render_head};
+use crate::parse::kernel_log::entries::{EntryReader, TextEntry};
 use crate::parse::kernel_log::text_log::{MissingLines, TextLine, TextLog, UnreadKill};
+use crate::parse::kill_notice::NoticeReader;
 
-/// Longer lines are cut: a record of the kernel has at most one kilobyte, and four if each byte is escaped.
-const MAX_LINE_BYTES: u64 = 8 * 1024;
-/// So much of a log is kept, with [`LINE_OVERHEAD`] for each line, in case that its newest lines come first.
+/// Longer lines are cut. One string of JSON can have a whole log.
+const MAX_LINE_BYTES: u64 = 16 << 20;
+/// So much of a log is kept, with [`ENTRY_OVERHEAD`] for each line, in case that its newest lines come first.
 const MAX_REVERSED_BYTES: usize = 8 << 20;
-const LINE_OVERHEAD: usize = 32;
+const ENTRY_OVERHEAD: usize = size_of::<TextEntry>();
 /// Programs of Windows write UTF-16. So much of it is read.
 const MAX_UTF16_BYTES: u64 = 64 << 20;
 
@@ -49,18 +51,35 @@ pub fn run(query: &LogQuery<'_>) -> anyhow::Result<ExitCode> {
         "-" => Box::new(std::io::stdin().lock()),
         file => Box::new(std::fs::File::open(file).with_context(|| format!("{file} cannot be opened"))?),
     };
-    let (log, kills) = read(BufReader::new(input)).with_context(|| format!("{name} cannot be read"))?;
+    let LogReader { entries, notices, log, kills, .. } =
+        read(BufReader::new(input)).with_context(|| format!("{name} cannot be read"))?;
+    let events = events_of_kubernetes(&notices);
     let (mut kills, omitted) = kills.finish();
     let all = kills.len() as u64 + omitted;
     kills.retain(|logged| query.container.is_none_or(|wanted| logged.matches(wanted)));
     if query.last {
         kills.drain(..kills.len().saturating_sub(1));
     }
+    let now = Timestamp::now().unix_seconds();
+    if all == 0 {
+        let mut found = notices.finish();
+        found.retain(|notice| query.container.is_none_or(|wanted| notice.matches(wanted)));
+        found.drain(..if query.last { found.len().saturating_sub(1) } else { 0 });
+        if !found.is_empty() {
+            print(query, found.iter().map(|notice| explain_notice(notice, now)).collect())?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
     if kills.is_empty() {
-        eprintln!("memledger: {}", none_found(name, query.container, (all, omitted), &log));
+        eprintln!("memledger: {}", none_found(name, query.container, (all, omitted), (&log, &entries)));
         return Ok(ExitCode::from(super::NO));
     }
-    print(query, &kills, missing_lines(&log))?;
+    let missing = events.or(missing_lines(&log, &entries).map(str::to_owned));
+    let verdicts = kills
+        .iter()
+        .map(|logged| explain_logged(logged, (missing.as_deref(), entries.words()), now))
+        .collect();
+    print(query, verdicts)?;
     if omitted > 0 {
         eprintln!("{omitted} older OOM kills in {name} are not shown");
     }
@@ -74,8 +93,8 @@ pub fn run(query: &LogQuery<'_>) -> anyhow::Result<ExitCode> {
 }
 
 /// Says what is missing in a log because of how its lines were selected.
-fn missing_lines(log: &TextLog) -> Option<&'static str> {
-    log.missing().map(|missing| match missing {
+fn missing_lines(log: &TextLog, entries: &EntryReader) -> Option<&'static str> {
+    log.missing(entries.words()).map(|missing| match missing {
         MissingLines::Searched => {
             "The log seems to have only lines that were searched for: the whole report says what used the memory (journalctl -k or dmesg, without grep)."
         }
@@ -85,37 +104,50 @@ fn missing_lines(log: &TextLog) -> Option<&'static str> {
     })
 }
 
+/// Says where the rest of a kill is that events of Kubernetes have.
+fn events_of_kubernetes(notices: &NoticeReader) -> Option<String> {
+    let (node, restarted) = notices.events();
+    let pod = if restarted.is_empty() {
+        String::new()
+    } else {
+        format!(" The pod {restarted} is restarted in these events.")
+    };
+    (!node.is_empty()).then(|| {
+        format!("The kernel log of the node {node} names the container, and what each process held: journalctl -k there.{pod}")
+    })
+}
+
 fn unread_text(name: &str, unread: UnreadKill) -> String {
     let UnreadKill { line, words, is_shortened } = unread;
     let hint = if is_shortened {
-        "it is not complete: a screen or a program shortened it (journalctl --no-pager, or dmesg into a file, does not)"
+        "its end is missing: a screen or a program shortened it (journalctl --no-pager, or dmesg into a file, does not)"
     } else {
-        "what stands before the kernel's text is of no known form"
+        "it could not be read"
     };
     format!("line {line} of {name} has `{words}`, but {hint}")
 }
 
-fn print(query: &LogQuery<'_>, kills: &[LoggedKill], missing: Option<&str>) -> anyhow::Result<()> {
-    let now = Timestamp::now().unix_seconds();
-    let verdicts = kills.iter().map(|logged| explain_logged(logged, missing, now));
+fn print(query: &LogQuery<'_>, verdicts: Vec<Verdict>) -> anyhow::Result<()> {
     if query.json {
         let lines = verdicts
-            .map(|verdict| serde_json::to_string(&WhyDocument::verdict(&verdict)).map(|line| line + "\n"));
+            .iter()
+            .map(|verdict| serde_json::to_string(&WhyDocument::verdict(verdict)).map(|line| line + "\n"));
         return Ok(super::print(&lines.collect::<Result<String, _>>()?)?);
     }
-    let brief = if query.all { 0 } else { kills.len().saturating_sub(MAX_DETAILED) };
+    let kills = verdicts.len();
+    let brief = if query.all { 0 } else { kills.saturating_sub(MAX_DETAILED) };
     let hidden = brief.saturating_sub(MAX_BRIEF);
     let mut screens: Vec<String> = verdicts
+        .iter()
         .enumerate()
         .skip(hidden)
         .map(|(at, verdict)| match query.all {
-            true => render_all(&verdict),
-            false if at < brief => render_head(&verdict),
-            false => render(&verdict),
+            true => render_all(verdict),
+            false if at < brief => render_head(verdict),
+            false => render(verdict),
         })
         .collect();
     if brief > 0 {
-        let kills = kills.len();
         let newest = if hidden > 0 { format!("The newest {} of ", kills - hidden) } else { String::new() };
         let first = format!(
             "{newest}{kills} OOM kills, the last {MAX_DETAILED} with details: --all has those of each.\n"
@@ -126,7 +158,7 @@ fn print(query: &LogQuery<'_>, kills: &[LoggedKill], missing: Option<&str>) -> a
 }
 
 /// Reads a log, from its end if the newest lines come first.
-fn read(mut input: impl BufRead) -> std::io::Result<(TextLog, LoggedKills)> {
+fn read(mut input: impl BufRead) -> std::io::Result<LogReader> {
     let utf16 = match input.fill_buf()? {
         [0xff, 0xfe, ..] => Some(u16::from_le_bytes as fn([u8; 2]) -> u16),
         [0xfe, 0xff, ..] => Some(u16::from_be_bytes as fn([u8; 2]) -> u16),
@@ -147,51 +179,59 @@ fn read(mut input: impl BufRead) -> std::io::Result<(TextLog, LoggedKills)> {
     read_lines(text.as_bytes())
 }
 
-fn read_lines(mut input: impl BufRead) -> std::io::Result<(TextLog, LoggedKills)> {
+fn read_lines(mut input: impl BufRead) -> std::io::Result<LogReader> {
+    let (mut line, mut entries, mut notices) = (Vec::new(), EntryReader::default(), NoticeReader::default());
     let mut reader = LogReader::default();
-    let (mut line, mut first_lines, mut first_bytes) = (Vec::new(), Vec::new(), 0);
+    let (mut found, mut first, mut first_bytes) = (Vec::new(), Vec::new(), 0);
     loop {
         line.clear();
-        if input.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line)? == 0 {
+        let is_end = input.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line)? == 0;
+        if is_end {
+            entries.finish(&mut found);
+        } else {
+            if line.pop_if(|byte| *byte == b'\n').is_none() && line.len() as u64 == MAX_LINE_BYTES {
+                input.skip_until(b'\n')?;
+            }
+            entries.push(&line, &mut found);
+        }
+        for entry in found.drain(..) {
+            notices.push(&entry.text, entry.stamp.as_ref().map(|stamp| &*stamp.text));
+            reader.push(&entry);
+            first_bytes += entry.text.len() + ENTRY_OVERHEAD;
+            if first_bytes <= MAX_REVERSED_BYTES {
+                first.push(entry);
+            }
+        }
+        if is_end {
             break;
         }
-        if line.pop_if(|byte| *byte == b'\n').is_none() && line.len() as u64 == MAX_LINE_BYTES {
-            input.skip_until(b'\n')?;
-        }
-        first_bytes += line.len() + LINE_OVERHEAD;
-        if first_bytes <= MAX_REVERSED_BYTES {
-            first_lines.push(line.clone());
-        }
-        reader.push(&line);
     }
-    if reader.log.is_newest_first() {
-        let mut reversed = LogReader::default();
-        first_lines.iter().rev().for_each(|line| reversed.push(line));
-        let (mut log, kills) = reversed.finish();
-        log.set_reversed(first_lines.len() as u64);
+    let is_newest_first = reader.log.is_newest_first();
+    if is_newest_first {
+        reader = LogReader::default();
+        first.iter().rev().for_each(|entry| reader.push(entry));
         if first_bytes > MAX_REVERSED_BYTES {
-            let all = reader.log.lines();
-            eprintln!(
-                "the newest lines of the log come first: only the newest {} of {all} were read",
-                first_lines.len()
-            );
+            let (read, all) = (first.last().map_or(0, |entry| entry.number), entries.lines());
+            eprintln!("the newest lines of the log come first: only the newest {read} of {all} were read");
         }
-        return Ok((log, kills));
     }
-    Ok(reader.finish())
+    reader.finish();
+    Ok(LogReader { entries, notices, ..reader })
 }
 
 /// A log, and the kills in it.
 #[derive(Default)]
 struct LogReader {
+    entries: EntryReader,
+    notices: NoticeReader,
     log: TextLog,
     kills: LoggedKills,
     found: Vec<TextLine>,
 }
 
 impl LogReader {
-    fn push(&mut self, line: &[u8]) {
-        self.log.push(line, &mut self.found);
+    fn push(&mut self, entry: &TextEntry) {
+        self.log.push(entry, &mut self.found);
         self.read_found();
     }
 
@@ -200,21 +240,25 @@ impl LogReader {
         self.found.drain(..).for_each(|line| self.kills.read(line, began));
     }
 
-    fn finish(mut self) -> (TextLog, LoggedKills) {
+    fn finish(&mut self) {
         self.log.finish(&mut self.found);
         self.read_found();
-        (self.log, self.kills)
     }
 }
 
 /// Says what was found instead of a kill. `all` and `omitted`: kills in the log, and those of them that were not kept.
-fn none_found(name: &str, container: Option<&str>, (all, omitted): (u64, u64), log: &TextLog) -> String {
+fn none_found(
+    name: &str,
+    container: Option<&str>,
+    (all, omitted): (u64, u64),
+    (log, entries): (&TextLog, &EntryReader),
+) -> String {
     let cut = if log.is_in_block() {
         "; it ends within a report of the OOM killer, before the line `Killed process`"
     } else {
         ""
     };
-    match (container, all, log.lines()) {
+    match (container, all, entries.lines()) {
         (Some(wanted), 1.., _) => format!(
             "none of the {} in {name} is of {wanted:?}: a kernel log has ids of containers, names of cgroups and of \
              processes, but no names of containers{cut}",

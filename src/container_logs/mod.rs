@@ -136,6 +136,8 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 struct LogSources {
     endpoints: Vec<RuntimeEndpoint>,
     pods: PathBuf,
+    /// The host has a GPU.
+    has_gpu: bool,
 }
 
 /// Starts to follow logs; `None` if no container's log is to be read. `waker` is signalled with each error.
@@ -153,7 +155,11 @@ pub fn start(config: &Config, waker: Arc<Waker>) -> Option<Arc<ContainerLogs>> {
         budget: SharedBudget::default(),
         waker,
     });
-    let sources = LogSources { endpoints: config.endpoints.clone(), pods: config.cri.pod_logs.clone() };
+    let sources = LogSources {
+        endpoints: config.endpoints.clone(),
+        pods: config.cri.pod_logs.clone(),
+        has_gpu: config.host_paths.has_gpu(),
+    };
     tokio::spawn(follow_all(Arc::clone(&logs), sources.clone(), Timestamp::now()));
     tokio::spawn(read_unlisted(Arc::clone(&logs), sources, receiver));
     Some(logs)
@@ -358,6 +364,9 @@ impl LogFollower {
     }
 
     fn report(&self, at: Timestamp, text: &CudaOomText) {
+        if text.may_be_of_host() && !self.sources.has_gpu {
+            return;
+        }
         self.logs.add(lines::reported(&self.container.id, at, text));
     }
 

@@ -12,8 +12,8 @@ use super::verdict::{SIGKILL, full_shm};
 use super::{Cause, RunSummary, cuda_oom, program, report};
 use crate::discover::RuntimeKind;
 use crate::events::{
-    ContainerRef, Identity, Kill, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage, PssMissing, Role,
-    RoleUsage, UsageSample,
+    ContainerRef, Identity, Kill, KillOwner, MemoryHolder, OUTSIDE_CONTAINERS, OomScope, PriorUsage,
+    PssMissing, Role, RoleUsage, UsageSample,
 };
 use crate::runs::hit_limit::LimitPosition;
 use crate::text::{bytes, lasted};
@@ -35,7 +35,8 @@ pub(super) fn of<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>)
     let mut advice = Vec::new();
     // what programs held is no help where something else filled the host
     let is_host = matches!(cause, Cause::OomHost | Cause::OomHostProcess);
-    if !is_host || !lead.is_some_and(report::is_host_without_programs) {
+    let has_programs = !is_host || !lead.is_some_and(report::is_host_without_programs);
+    if has_programs {
         by_cause(cause, run, lead, &mut advice);
     }
     let is_of_programs = matches!(
@@ -49,7 +50,10 @@ pub(super) fn of<'a>(cause: Cause, run: &RunSummary<'a>, lead: Option<&'a Kill>)
             | Cause::OomHost
             | Cause::OomHostProcess
     );
-    if is_of_programs && let Some(line) = lead.and_then(program::advice) {
+    if is_of_programs
+        && has_programs
+        && let Some(line) = lead.and_then(program::advice)
+    {
         advice.insert(0, line);
     }
     if cause == Cause::OomPanic {
@@ -542,7 +546,17 @@ fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, 
                     .to_owned(),
             );
         }
-        advice.push("Give every container a memory limit whose sum leaves room for the system.".to_owned());
+        if lead.is_some_and(|kill| matches!(CgroupPlace::of(&kill.cgroup), CgroupPlace::Vm { .. })) {
+            advice.push(
+                "The memory of this host is that of its virtual machines: give their guests less in sum (qm set, virsh setmem), with room for \
+                 QEMU and the system."
+                    .to_owned(),
+            );
+        }
+        if lead.is_none_or(has_containers) {
+            advice
+                .push("Give every container a memory limit whose sum leaves room for the system.".to_owned());
+        }
         return;
     };
     if lead.is_none_or(|kill| kill.report.is_none()) {
@@ -577,6 +591,12 @@ fn host(run: &RunSummary<'_>, lead: Option<&Kill>, before: Option<&PriorUsage>, 
         let held = roles(workers.role, workers.processes);
         advice.push(format!("{fewer} also save memory: {held} held {}.", bytes(pss)));
     }
+}
+
+/// Returns whether the host had a container at a kill, as far as that shows.
+fn has_containers(kill: &Kill) -> bool {
+    let rows = kill.report.iter().flat_map(|report| &report.processes);
+    matches!(kill.owner, KillOwner::Container(_)) || rows.into_iter().any(|row| !row.container.is_empty())
 }
 
 fn largest_holders(holders: &[MemoryHolder], host_total: Option<u64>, own: &str) -> String {

@@ -1,13 +1,12 @@
 //! What an error in a container's log adds to a verdict. A log proves what its program wants: nothing here is certain.
 
 use super::text::time;
-use super::verdict::OWN_ERROR;
 use super::{Cause, Confidence, Verdict, is_cuda_oom};
 use crate::container_logs::tail::LoggedError;
 use crate::events::{CudaOom, CudaOomSource, Evidence, ExitReason, LedgerEvent};
 use crate::ledger::run::SIGKILL_STATUS;
 use crate::lifecycle::timing::{LOG_TOLERANCE, MAX_LOGGED_AGE};
-use crate::parse::log_error::LogError;
+use crate::parse::log_error::{LogError, MemoryMonitor, ProgramLimit, RefusedMemory};
 use crate::text::bytes;
 
 /// Characters of a line that are kept.
@@ -101,7 +100,7 @@ pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
         return;
     }
     verdict.evidence.push(Evidence::new("log", line));
-    let Some(Explained { causes, cause, text, advice }) = explained(&found.error) else {
+    let Some(Explained { causes, cause, headline, text, advice }) = explained(&found.error) else {
         // one that ended it is in its events
         if !is_cuda_oom(verdict.cause) {
             verdict.also.push(format!("Its log has an error of GPU memory at {}.", time(found.at)));
@@ -112,7 +111,10 @@ pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
     // a kill of an unknown container may have been the cause
     if is_open && verdict.confidence != Confidence::Unsure {
         (verdict.cause, verdict.confidence) = (cause, Confidence::Likely);
-        verdict.what = verdict.what.replacen(OWN_ERROR, ".", 1);
+        verdict.headline = headline.map(str::to_owned);
+        if let Some(ended) = &verdict.ended {
+            verdict.what = format!("{ended}.");
+        }
         verdict.also.insert(0, text.to_owned());
         verdict.advice = vec![advice.to_owned()];
     } else {
@@ -147,38 +149,127 @@ struct Explained {
     causes: &'static [Cause],
     /// The cause that it then was.
     cause: Cause,
+    /// The headline, where the title of the cause does not say all.
+    headline: Option<&'static str>,
     text: &'static str,
     advice: &'static str,
 }
 
+/// Ends that the text of a program explains: abort() of a first process looks like a crash.
+const OPEN: &[Cause] = &[Cause::ErrorExit, Cause::CrashedSignal];
+
 /// Returns what an error says; `None` for one of GPU memory, which is an event of its own.
 fn explained(error: &LogError) -> Option<Explained> {
-    let (causes, cause, text, advice): (&[_], _, _, _) = match error {
+    Some(match error {
         LogError::Cuda(_) => return None,
-        LogError::Shm => (
-            &[Cause::ErrorExit, Cause::CrashedSignal, Cause::ShmFull],
-            Cause::ShmFull,
-            "Its log has an error that is typical of a full /dev/shm: a write to a full one raises SIGBUS.",
-            "A larger --shm-size (Compose shm_size; Kubernetes: an emptyDir of medium Memory on /dev/shm), or fewer NUM_WORKERS, or \
-             torch.multiprocessing.set_sharing_strategy('file_system').",
-        ),
-        LogError::HostAllocation => (
-            &[Cause::ErrorExit, Cause::CrashedSignal],
-            Cause::AllocationFailed,
+        LogError::Shm => Explained {
+            causes: &[Cause::ErrorExit, Cause::CrashedSignal, Cause::ShmFull],
+            cause: Cause::ShmFull,
+            headline: None,
+            text: "Its log has an error that is typical of a full /dev/shm: a write to a full one raises SIGBUS.",
+            advice: "A larger --shm-size (Compose shm_size; Kubernetes: an emptyDir of medium Memory on /dev/shm), or fewer NUM_WORKERS, or \
+                     torch.multiprocessing.set_sharing_strategy('file_system').",
+        },
+        LogError::Refused(refused) => {
+            let (text, advice) = refused_words(*refused);
+            Explained { causes: OPEN, cause: Cause::AllocationFailed, headline: None, text, advice }
+        }
+        LogError::OwnLimit(limit) => {
+            let (headline, text, advice) = own_limit_words(*limit);
+            Explained { causes: OPEN, cause: Cause::OwnLimit, headline: Some(headline), text, advice }
+        }
+        LogError::Threads => Explained {
+            // numpy ends with KeyboardInterrupt, status 130, where OpenBLAS gets no thread
+            causes: &[Cause::ErrorExit, Cause::CrashedSignal, Cause::EndedBySignal],
+            cause: Cause::ThreadsRefused,
+            headline: None,
+            text: "Its log has a thread or a process that was refused: not memory, but their number, or room for their stacks.",
+            advice: "What refuses them: the pids limit (docker run --pids-limit, Compose pids_limit; Kubernetes: podPidsLimit of the kubelet), \
+                     ulimit -u of the user, which counts all containers of that user, and ulimit -v. Fewer threads: OMP_NUM_THREADS, OPENBLAS_NUM_THREADS, \
+                     NUM_WORKERS.",
+        },
+        LogError::Monitor(MemoryMonitor::Ray) => Explained {
+            causes: OPEN,
+            cause: Cause::KilledByMonitor,
+            headline: Some("KILLED by Ray: a worker, and the program then ended"),
+            text: "Its log has a worker that Ray's memory monitor killed: it acts before the kernel does, at RAY_memory_usage_threshold (0.95) of \
+                   the memory.",
+            advice: "Fewer tasks at once (num_cpus or memory= of a task), more memory, or another threshold: RAY_memory_usage_threshold; \
+                     RAY_memory_monitor_refresh_ms=0 switches the monitor off, and the kernel kills then.",
+        },
+        LogError::Monitor(MemoryMonitor::Dask) => Explained {
+            causes: OPEN,
+            cause: Cause::KilledByMonitor,
+            headline: Some("KILLED by dask's nanny: a worker, and the program then ended"),
+            text: "Its log has a worker that dask's nanny killed: it acts at 95 % of the worker's memory_limit \
+                   (distributed.worker.memory.terminate), whatever the container has left.",
+            advice: "Smaller partitions or fewer threads in each worker, or a higher memory_limit of a worker (LocalCluster, dask worker --memory-limit): \
+                     by default it is the memory of the host, or what dask sees of a limit, divided by the workers.",
+        },
+    })
+}
+
+/// Returns what is said of memory that was refused, and what to try.
+fn refused_words(refused: RefusedMemory) -> (&'static str, &'static str) {
+    match refused {
+        RefusedMemory::Any => (
             "Its log has an allocation of host memory that failed: no kill of this run is recorded.",
-            "What refuses memory in place of a kill: ulimit -v or -l, vm.overcommit_memory=2 on the host, or a request that is larger than RAM \
-             and swap together (a batch or an array of a wrong shape).",
+            "What refuses memory in place of a kill: ulimit -v, -d or -l; vm.overcommit_memory=2 on the host; vm.max_map_count, the number of \
+             mappings; or a request that is larger than RAM and swap together (a batch or an array of a wrong shape).",
         ),
-        LogError::RayMonitor => (
-            &[Cause::ErrorExit],
-            Cause::KilledByMonitor,
-            "Its log has a worker that Ray's memory monitor killed: it acts before the kernel does, at RAY_memory_usage_threshold (0.95) of \
-             the memory.",
-            "Fewer tasks at once (num_cpus or memory= of a task), more memory, or another threshold: RAY_memory_usage_threshold; \
-             RAY_memory_monitor_refresh_ms=0 switches the monitor off, and the kernel kills then.",
+        RefusedMemory::Pinned => (
+            "Its log has pinned memory of the host that was refused, in the words of an error of GPU memory: it is not the GPU's.",
+            "Pinned memory counts against the container's limit and ulimit -l (docker run --ulimit memlock=-1): less of it (pin_memory=False, smaller \
+             offload buffers), or a higher limit.",
         ),
-    };
-    Some(Explained { causes, cause, text, advice })
+        RefusedMemory::Shared => (
+            "Its log has memory that was refused which the CPU and the GPU share: what programs hold, and page cache that is in use, is not there for \
+             the GPU.",
+            "A smaller model or batch, fewer other programs, or swap for them; a limit on the container does not bound the GPU's part.",
+        ),
+        RefusedMemory::BeforeStart => (
+            "Its log says that the program compared what it needs with the memory that is free, and did not begin: nothing was killed.",
+            "A smaller model, quantisation or context, fewer other programs on the host, or more memory or swap.",
+        ),
+    }
+}
+
+/// Returns the headline of a limit of a program's own, what is said of it, and what to try.
+fn own_limit_words(limit: ProgramLimit) -> (&'static str, &'static str, &'static str) {
+    match limit {
+        ProgramLimit::Node => (
+            "ITS OWN LIMIT was reached (the heap of Node.js)",
+            "Its log says that the heap of Node.js was full: that limit is the program's, and the container may have had room.",
+            "A larger heap: --max-old-space-size=MiB (NODE_OPTIONS; of a Worker: resourceLimits), below the container's limit; or less data in it.",
+        ),
+        ProgramLimit::Java => (
+            "ITS OWN LIMIT was reached (the memory of the JVM)",
+            "Its log says that the heap of Java, or another part of the JVM's memory, was full: that limit is the program's, and the container may have \
+             had room.",
+            "A larger one: -Xmx or -XX:MaxRAMPercentage (a quarter of the container's limit by default), -XX:MaxMetaspaceSize, \
+             -XX:MaxDirectMemorySize; Spark: spark.driver.memory, spark.executor.memory. Below the container's limit, with room for the rest.",
+        ),
+        ProgramLimit::DuckDb => (
+            "ITS OWN LIMIT was reached (memory_limit of DuckDB)",
+            "Its log says that DuckDB reached its memory_limit: the container may have had room.",
+            "SET memory_limit='...GB' (80 % of the memory that it sees by default), a temp_directory to spill to, or fewer threads.",
+        ),
+        ProgramLimit::ClickHouse => (
+            "ITS OWN LIMIT was reached (max_memory_usage of ClickHouse)",
+            "Its log says that ClickHouse reached a memory limit of its own: the container may have had room.",
+            "max_memory_usage of a query, max_server_memory_usage of the server; or less at once (max_bytes_before_external_group_by spills).",
+        ),
+        ProgramLimit::Redis => (
+            "ITS OWN LIMIT was reached (maxmemory of Redis)",
+            "Its log says that Redis reached its maxmemory: the container may have had room.",
+            "A higher maxmemory, or a maxmemory-policy that evicts.",
+        ),
+        ProgramLimit::Php => (
+            "ITS OWN LIMIT was reached (memory_limit of PHP)",
+            "Its log says that PHP reached its memory_limit: the container may have had room.",
+            "A higher memory_limit (php.ini, php -d memory_limit=...), or less data at once.",
+        ),
+    }
 }
 
 #[cfg(test)]

@@ -487,6 +487,7 @@ mod tests {
                 unattributed_kills: vec![],
                 follows_at_once: false,
                 log_time: None,
+                lacks_context: false,
             };
             leading(&run).map(|oom| (oom.at, oom.tried_bytes))
         };
@@ -524,6 +525,7 @@ mod tests {
             unattributed_kills: vec![],
             follows_at_once: false,
             log_time: None,
+            lacks_context: false,
         };
         let mut lines = vec![];
         advice(&run, &mut lines);

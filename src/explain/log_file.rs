@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::place::CgroupPlace;
 use crate::discover::{CgroupMaker, PathClaim, PathOwner, RuntimeKind, owner_of_paths};
 use crate::events::{ContainerRef, Identity, Kill, KillOwner, OomScope};
 use crate::ledger::reconcile::complete_report as complete;
@@ -173,7 +174,11 @@ impl LoggedKill {
             };
             // also of a container of a user's engine, which only its engine could tell from a forged one
             let has_id = || container_id::in_path(&kill.cgroup).any(|found| found.id.starts_with(wanted));
+            let is_place = [&*kill.cgroup, &*kill.limit_cgroup]
+                .into_iter()
+                .any(|cgroup| CgroupPlace::of(cgroup).is_called(wanted));
             id.starts_with(wanted)
+                || is_place
                 || (wanted.len() >= SHORT_ID && has_id())
                 || *kill.process == *wanted
                 || kill.cgroup.split('/').any(|part| part == wanted || is_pod(part))

@@ -16,6 +16,7 @@ mod headline;
 mod limit;
 pub mod live;
 mod log_file;
+mod notice;
 mod place;
 mod program;
 mod report;
@@ -39,11 +40,13 @@ use crate::events::{
 };
 use crate::ledger::store::Query;
 use crate::lifecycle::timing::{CAUSE_WINDOW, EXIT_WINDOW};
+use crate::parse::kernel_log::entries::TextWords;
 use crate::runs::RunRecord;
 pub use answer::WhyDocument;
 pub use container_log::{add_cuda_error, add_logged_error, remove_log_advice};
 use live::CurrentUsage;
 pub use log_file::{LoggedKill, LoggedKills};
+pub use notice::explain_notice;
 use run_events::run_of;
 pub use text::{roles, short_ids, time};
 pub use verdict::is_cuda_oom;
@@ -117,6 +120,10 @@ pub enum Cause {
     KilledByMonitor,
     /// An allocation of host memory failed, and nothing was killed.
     AllocationFailed,
+    /// A limit of the program's own was reached: a heap, a `memory_limit`.
+    OwnLimit,
+    /// A thread or a process was refused.
+    ThreadsRefused,
     /// The container is at its limit, and its processes wait for memory.
     AtLimit,
     /// Its start failed.
@@ -133,7 +140,7 @@ pub enum Cause {
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Cause; 37] = [
+    pub const ALL: [Cause; 39] = [
         Cause::OomLimitMain,
         Cause::OomLimitWorker,
         Cause::OomLimitWorkerThenExit,
@@ -165,6 +172,8 @@ impl Cause {
         Cause::CudaOomSurvived,
         Cause::KilledByMonitor,
         Cause::AllocationFailed,
+        Cause::OwnLimit,
+        Cause::ThreadsRefused,
         Cause::AtLimit,
         Cause::NeverStarted,
         Cause::HostRestart,
@@ -210,7 +219,9 @@ impl Cause {
             Cause::CudaOomOwnShare => "OUT OF GPU MEMORY: the share that it may take is used up",
             Cause::CudaOomSurvived => "OUT OF GPU MEMORY, and no end is recorded",
             Cause::KilledByMonitor => "KILLED by a memory monitor, not by the kernel",
-            Cause::AllocationFailed => "OUT OF MEMORY: an allocation failed, and nothing was killed",
+            Cause::AllocationFailed => "MEMORY WAS REFUSED: an allocation failed, and nothing was killed",
+            Cause::OwnLimit => "ITS OWN LIMIT was reached (heap, memory_limit, ...)",
+            Cause::ThreadsRefused => "THREADS OR PROCESSES WERE REFUSED",
             Cause::AtLimit => "AT ITS MEMORY LIMIT: its processes wait for memory",
             Cause::NeverStarted => "NEVER STARTED",
             Cause::HostRestart => "ENDED BY A RESTART OF THE HOST",
@@ -260,6 +271,9 @@ pub struct Verdict {
     pub requested_at: f64,
     /// One sentence: what ended the container or killed a process of it, and when.
     pub what: String,
+    /// When and how it ended, where `what` adds a reason that a log may replace: no sentence yet.
+    #[serde(skip)]
+    pub ended: Option<String>,
     /// Other events of the same run, one line each.
     pub also: Vec<String>,
     /// Evidence in the order in which it arrived.
@@ -292,6 +306,8 @@ struct RunSummary<'a> {
     follows_at_once: bool,
     /// The time of the kill as a kernel log from elsewhere has it; empty without one. `None`: the events are of this host.
     log_time: Option<&'a str>,
+    /// That kernel log has no line that names the cgroup of a victim.
+    lacks_context: bool,
 }
 
 impl<'a> RunSummary<'a> {
@@ -317,7 +333,7 @@ impl<'a> RunSummary<'a> {
 
 /// Returns the verdict on a kill in a kernel log from elsewhere, where nothing else is known. `missing`: what the log lacks, for a kill
 /// without a whole report.
-pub fn explain_logged(logged: &LoggedKill, missing: Option<&str>, now: f64) -> Verdict {
+pub fn explain_logged(logged: &LoggedKill, (missing, words): (Option<&str>, TextWords), now: f64) -> Verdict {
     let (kill, log_time) = (&logged.kill, Some(&*logged.log_time));
     let none = ContainerRef::default();
     let subject = match &kill.owner {
@@ -332,6 +348,7 @@ pub fn explain_logged(logged: &LoggedKill, missing: Option<&str>, now: f64) -> V
         unattributed_kills: vec![],
         follows_at_once: false,
         log_time,
+        lacks_context: !words.has_context,
     };
     let mut verdict = match (logged.no_kill, &kill.owner) {
         (Some(no_kill), _) => verdict::without_kill(&run, kill, no_kill, now),
@@ -410,6 +427,7 @@ pub fn explain_last(events: &[LedgerEvent], now: f64) -> Option<Verdict> {
                 unattributed_kills: vec![],
                 follows_at_once: false,
                 log_time: None,
+                lacks_context: false,
             };
             Some(verdict::outside_containers(&run, kill, now))
         }
@@ -715,6 +733,7 @@ pub fn verdict_without_events(
         cause: if is_stalled { Cause::AtLimit } else { Cause::Nothing },
         confidence: if is_stalled { Confidence::Certain } else { Confidence::Unsure },
         exit_reason: None,
+        ended: None,
         at: None,
         requested_at: now,
         what,

@@ -32,7 +32,29 @@ pub(super) enum CgroupPlace {
         /// Its id.
         id: String,
     },
-    /// A virtual machine or a container of systemd-nspawn.
+    /// A job of PBS.
+    PbsJob {
+        /// Its number, and the server after a dot.
+        id: String,
+    },
+    /// A job of LSF.
+    LsfJob {
+        /// Its id.
+        id: String,
+    },
+    /// A slot of HTCondor, in which one job runs.
+    CondorSlot {
+        /// Its name, without the host.
+        name: String,
+    },
+    /// A virtual machine.
+    Vm {
+        /// Its name; at Proxmox its number.
+        name: String,
+        /// Proxmox made it; else libvirt.
+        is_proxmox: bool,
+    },
+    /// A container of systemd-nspawn, or another machine of systemd-machined.
     Machine {
         /// Its name.
         name: String,
@@ -58,9 +80,11 @@ impl CgroupPlace {
     /// Returns what a cgroup is. Of several that surround each other, the one that people know: a job and not its step, a session's
     /// user and not the session.
     pub(super) fn of(cgroup: &str) -> Self {
+        let has_pbs = cgroup.contains("/pbs");
         let parts: Vec<&str> = cgroup.split('/').filter(|part| !part.is_empty()).collect();
         let found =
             parts.iter().enumerate().find_map(|(at, part)| Self::of_part(part, parts.get(at + 1).copied()));
+        let found = found.filter(|found| has_pbs || !matches!(found, Self::PbsJob { .. }));
         let has_pods = parts.iter().any(|part| part.contains("kubepods"));
         let pods = parts.last().filter(|_| has_pods).and_then(|last| of_pods(last));
         let unit = parts
@@ -78,13 +102,19 @@ impl CgroupPlace {
         let around = Self::of(cgroup);
         let itself = match &parts[..] {
             [.., parent, last] => {
-                Self::of_part(parent, Some(last)).filter(|_| matches!(*parent, "lxc" | "lxc.payload"))
+                let names_next = matches!(*parent, "lxc" | "lxc.payload" | "qemu.slice")
+                    || *parent == "jobid" && cgroup.contains("/pbs");
+                Self::of_part(parent, Some(last)).filter(|_| names_next)
             }
             _ => None,
         };
         let own = parts.last().and_then(|last| Self::of_part(last, None)).or(itself);
         match around {
-            Self::AllPods { .. } | Self::Pod { .. } | Self::SlurmJob { .. } => around,
+            Self::AllPods { .. }
+            | Self::Pod { .. }
+            | Self::SlurmJob { .. }
+            | Self::LsfJob { .. }
+            | Self::CondorSlot { .. } => around,
             _ if own.is_some() => own.unwrap_or(around),
             _ => match parts.last().filter(|last| is_unit(last)) {
                 Some(unit) => Self::Unit { name: (*unit).to_owned() },
@@ -113,17 +143,56 @@ impl CgroupPlace {
         if let Some(name) = after("lxc.payload.") {
             return Some(Self::Lxc { name });
         }
-        if let Some(id) = after("job_").filter(|id| id.bytes().all(|byte| byte.is_ascii_digit())) {
+        if let Some(id) = after("job_").filter(|id| is_number(id)) {
             return Some(Self::SlurmJob { id });
+        }
+        if part == "jobid" {
+            return next.map(|next| Self::PbsJob { id: next.to_owned() });
+        }
+        // `job.4242.31337.1795337396`: the pid and the time of its start follow
+        let of_lsf = part
+            .strip_prefix("job.")
+            .filter(|rest| rest.split('.').count() == 3 && rest.split('.').all(is_number));
+        if let Some(id) = of_lsf.and_then(|rest| rest.split('.').next()) {
+            return Some(Self::LsfJob { id: id.to_owned() });
+        }
+        // `condor_var_lib_condor_execute_slot1_3@gpu07`
+        if let Some(at) = part.rfind("slot").filter(|_| part.starts_with("condor_")) {
+            return part[at..].split('@').next().map(|slot| Self::CondorSlot { name: slot.to_owned() });
+        }
+        if part == "qemu.slice" {
+            let name = next?.strip_suffix(".scope")?.to_owned();
+            return Some(Self::Vm { name, is_proxmox: true });
         }
         if let Some(name) = after("machine-") {
             // slices of machine-* are groups of them, such as the pods of Podman
             let name = name.strip_suffix(".scope")?.replace("\\x2d", "-");
-            return Some(Self::Machine { name });
+            return Some(vm_of_libvirt(&name).unwrap_or(Self::Machine { name }));
+        }
+        if let Some(name) = part.strip_suffix(".libvirt-qemu") {
+            return vm_of_libvirt(name);
         }
         let user = after("user-").or_else(|| after("user@"))?;
-        let uid = user.split('.').next().filter(|uid| uid.bytes().all(|byte| byte.is_ascii_digit()))?;
+        let uid = user.split('.').next().filter(|uid| is_number(uid))?;
         Some(Self::User { uid: uid.to_owned() })
+    }
+
+    /// Returns whether this is the number or the name by which people know it.
+    pub(super) fn is_called(&self, wanted: &str) -> bool {
+        match self {
+            Self::Lxc { name }
+            | Self::CondorSlot { name }
+            | Self::Vm { name, .. }
+            | Self::Machine { name } => name == wanted,
+            Self::SlurmJob { id } | Self::LsfJob { id } => id == wanted,
+            Self::PbsJob { id } => id == wanted || id.split('.').next() == Some(wanted),
+            Self::AllPods { .. }
+            | Self::Pod { .. }
+            | Self::NamedPod { .. }
+            | Self::User { .. }
+            | Self::Unit { .. }
+            | Self::Other { .. } => false,
+        }
     }
 
     /// Returns a noun for a sentence.
@@ -137,6 +206,10 @@ impl CgroupPlace {
             }
             Self::Lxc { name: lxc } => format!("the LXC container {}", name(lxc)),
             Self::SlurmJob { id } => format!("the Slurm job {}", name(id)),
+            Self::PbsJob { id } => format!("the PBS job {}", name(id.split('.').next().unwrap_or(id))),
+            Self::LsfJob { id } => format!("the LSF job {}", name(id)),
+            Self::CondorSlot { name: slot } => format!("the HTCondor slot {}", name(slot)),
+            Self::Vm { name: vm, .. } => format!("the VM {}", name(vm)),
             Self::Machine { name: machine } => format!("the machine {}", name(machine)),
             Self::User { uid } => format!("the sessions of user {uid}"),
             Self::Unit { name: unit } => format!("the systemd unit {}", name(unit)),
@@ -166,6 +239,26 @@ impl CgroupPlace {
             Self::SlurmJob { .. } => {
                 format!("Request more memory for the job{now}: sbatch --mem, or --mem-per-cpu.")
             }
+            Self::PbsJob { .. } => {
+                format!(
+                    "Request more memory for the job{now}: qsub -l select=1:mem=..., or -l mem=... of older versions."
+                )
+            }
+            Self::LsfJob { .. } => {
+                format!("Request more memory for the job{now}: bsub -M, and -R \"rusage[mem=...]\".")
+            }
+            Self::CondorSlot { .. } => {
+                format!("Request more memory for the job{now}: request_memory in its submit file.")
+            }
+            Self::Vm { name: vm, is_proxmox: true } => {
+                format!(
+                    "Raise the limit of the VM's cgroup{now}, or give its guest less: qm set {vm} --memory MiB (Proxmox)."
+                )
+            }
+            Self::Vm { name: vm, is_proxmox: false } => format!(
+                "Raise the limit of the VM's cgroup{now} (virsh memtune {0} --hard-limit), or give its guest less (virsh setmem {0}).",
+                name(vm)
+            ),
             Self::Machine { .. } => format!("Give the machine more memory{now}, or run less in it."),
             Self::User { uid } => {
                 format!("Raise MemoryMax= of user-{uid}.slice{now}, or run less in the user's sessions.")
@@ -183,6 +276,16 @@ impl CgroupPlace {
             ),
         }
     }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Returns the virtual machine of `qemu-1-NAME`.
+fn vm_of_libvirt(name: &str) -> Option<CgroupPlace> {
+    let (number, vm) = name.strip_prefix("qemu-")?.split_once('-')?;
+    is_number(number).then(|| CgroupPlace::Vm { name: vm.to_owned(), is_proxmox: false })
 }
 
 fn is_unit(part: &str) -> bool {
@@ -219,7 +322,16 @@ mod tests {
             ("/lxc.payload.train/system.slice/job.service", "the LXC container train"),
             ("/slurm/uid_1000/job_42/step_0/task_0", "the Slurm job 42"),
             ("/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0", "the Slurm job 42"),
-            ("/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/libvirt/emulator", "the machine qemu-1-vm"),
+            ("/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/libvirt/emulator", "the VM vm"),
+            ("/machine/qemu-12-gpu-vm.libvirt-qemu/vcpu0", "the VM gpu-vm"),
+            ("/machine.slice/machine-debian.scope", "the machine debian"),
+            ("/qemu.slice/101.scope", "the VM 101"),
+            ("/pbs_jobs.service/jobid/482311.pbs01", "the PBS job 482311"),
+            ("/lsf/cluster1/job.4242.31337.1795337396/x", "the LSF job 4242"),
+            (
+                "/system.slice/condor.service/htcondor/condor_var_lib_condor_execute_slot1_3@gpu07.example.org",
+                "the HTCondor slot slot1_3",
+            ),
             ("/user.slice/user-1000.slice/session-5.scope", "the sessions of user 1000"),
             ("/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope", "the sessions of user 1000"),
             ("/system.slice/job.service", "the systemd unit job.service"),
@@ -245,6 +357,11 @@ mod tests {
                 "the systemd unit machine-libpod_pod_aaaa.slice",
             ),
             ("/kubepods.slice", "the limit of all pods of this node"),
+            ("/qemu.slice/101.scope", "the VM 101"),
+            ("/pbs_jobs.service/jobid/482311.pbs01", "the PBS job 482311"),
+            ("/pbs_jobs.service", "the systemd unit pbs_jobs.service"),
+            ("/system.slice/condor.service", "the systemd unit condor.service"),
+            ("/lsf/cluster1/job.4242.31337.1795337396", "the LSF job 4242"),
         ] {
             assert_eq!(CgroupPlace::of_limit(limit).noun(), noun, "{limit}");
         }

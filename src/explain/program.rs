@@ -3,8 +3,11 @@
 use crate::events::{Kill, OomScope, Role};
 use crate::parse::process::WorkerProgram;
 
+/// Names of the processes of virtual machines.
+const VIRTUAL_MACHINES: &[&str] = &["qemu-system-*", "qemu-kvm", "kvm"];
+
 /// Names, or beginnings of names before a `*`, and what limits the program's memory. The kernel cuts names after 15 bytes.
-const PROGRAMS: [(&[&str], &str); 10] = [
+const PROGRAMS: [(&[&str], &str); 11] = [
     (
         &["VLLM::*", "vllm"],
         "vLLM: host memory holds the weights while they load, and --swap-space and --cpu-offload-gb; smaller ones, or a safetensors model, which is mapped.",
@@ -30,6 +33,11 @@ const PROGRAMS: [(&[&str], &str); 10] = [
     (
         &["java"],
         "Java: -Xmx or -XX:MaxRAMPercentage (Spark: spark.driver.memory or --driver-memory, spark.executor.memory), and beyond the heap threads, metaspace and direct buffers (-XX:MaxDirectMemorySize).",
+    ),
+    (
+        VIRTUAL_MACHINES,
+        "A virtual machine takes the RAM of its guest, and some hundred MiB more for QEMU itself: the limit must exceed both (KubeVirt: \
+         resources.limits.memory above domain.memory.guest).",
     ),
     (&["node"], "Node.js: --max-old-space-size."),
     (&["prometheus"], "Prometheus: fewer series (metric_relabel_configs), and queries of less at once."),
@@ -73,20 +81,35 @@ pub(super) fn fewer_workers(program: &str) -> String {
     text.to_owned()
 }
 
+fn is_it(name: &str, pattern: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(begin) => name.starts_with(begin),
+        None => name == pattern,
+    }
+}
+
+/// Returns whether a process is a virtual machine, whose memory is its guest's.
+pub(super) fn is_virtual_machine(process: &str) -> bool {
+    VIRTUAL_MACHINES.iter().any(|pattern| is_it(process, pattern))
+}
+
 /// Returns the advice for the program that was killed, or that held most; `None` for other programs, such as trainings.
 pub(super) fn advice(kill: &Kill) -> Option<String> {
     let largest = kill.report.as_ref().and_then(|report| report.processes.first());
     // where the host ran out, the victim need not be what filled it
     let victim = Some(&*kill.process).filter(|_| kill.scope == OomScope::Container);
     let names = [victim, largest.map(|row| row.process.as_str())];
-    let is_it = |name: &str, pattern: &str| match pattern.strip_suffix('*') {
-        Some(begin) => name.starts_with(begin),
-        None => name == pattern,
-    };
     let known = |name: &str| {
         PROGRAMS.iter().find(|(patterns, _)| patterns.iter().any(|pattern| is_it(name, pattern)))
     };
-    let settings = names.into_iter().flatten().find_map(known).map(|(_, advice)| (*advice).to_owned());
+    // a limit is no remedy where the host ran out
+    let is_of_limit = |name: &&str| kill.scope == OomScope::Container || !is_virtual_machine(name);
+    let settings = names
+        .into_iter()
+        .flatten()
+        .filter(is_of_limit)
+        .find_map(known)
+        .map(|(_, advice)| (*advice).to_owned());
     // where its role is known, its workers are advised on with their number and size
     let worker = |name: &str| WORKERS.iter().find(|(begin, _)| name.starts_with(begin));
     let workers = names.into_iter().flatten().find_map(worker).filter(|_| kill.role != Some(Role::Worker));

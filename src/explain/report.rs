@@ -5,7 +5,7 @@
 
 use super::limit::LimitSetter;
 use super::text::{name, roles};
-use super::{RunSummary, last_sample};
+use super::{RunSummary, last_sample, program};
 use crate::events::{Kill, OomReport, OomScope, ReportProcess, Role, RoleUsage};
 use crate::text::bytes;
 
@@ -17,6 +17,11 @@ const MIN_ALIKE: usize = 4;
 const MUCH_FREE: f64 = 0.05;
 /// The kernel's counters of a process may exceed what is charged by this factor.
 const MAX_EXCESS: f64 = 1.1;
+/// From this share of the usage, and this size, on, memory that no program holds is explained.
+const MUCH: f64 = 0.1;
+const MIN_MUCH: u64 = 16 << 20;
+/// A process that was killed frees its memory within this.
+const MAX_DYING_SECONDS: f64 = 1.0;
 /// From this used share on, swap is exhausted: the kernel keeps some for itself.
 const SWAP_FULL: f64 = 0.98;
 
@@ -69,6 +74,7 @@ pub(super) fn of<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Vec<String> {
         fragmented,
         unusable,
         victims_shmem,
+        of_all(without_programs(kill, report, run)),
         of_all(kind(kill, report, run)),
         of_all(largest(kill, report, run)),
         victim(kill, report, run),
@@ -82,7 +88,69 @@ pub(super) fn is_host_without_programs(kill: &Kill) -> bool {
     let Some(report) = kill.report.as_deref().filter(|report| report.host) else { return false };
     let usage = report.usage_bytes.unwrap_or(u64::MAX) as f64;
     let is_most = |amount: Option<u64>| amount.is_some_and(|amount| amount as f64 >= MOST * usage);
-    free_but_unusable(kill).is_some() || is_most(report.kernel_bytes) || is_most(report.hugetlb_bytes)
+    let of_others = [
+        report.kernel_bytes,
+        report.hugetlb_bytes,
+        report.gpu_bytes,
+        report.balloon_bytes,
+        report.unaccounted_bytes,
+    ];
+    free_but_unusable(kill).is_some() || of_others.into_iter().any(is_most)
+}
+
+/// Says what the memory is that no program holds, as far as the log shows it.
+fn without_programs(kill: &Kill, report: &OomReport, run: &RunSummary<'_>) -> Option<String> {
+    let usage = report.usage_bytes.filter(|usage| *usage > 0)?;
+    let is_much = |amount: &u64| *amount >= MIN_MUCH && *amount as f64 >= MUCH * usage as f64;
+    let share = |amount: u64| format!("{} of {}", bytes(amount), bytes(usage));
+    if let Some(gpu) = report.gpu_bytes.filter(is_much) {
+        return Some(format!(
+            "Pages of a GPU driver hold {}: most often the memory of a GPU that shares the host's, and no process shows it. Who was killed need not have \
+             used it. A smaller model, context or batch on that GPU, or fewer layers, leaves the host more.",
+            share(gpu)
+        ));
+    }
+    if let Some(balloon) = report.balloon_bytes.filter(is_much) {
+        return Some(format!(
+            "The hypervisor took back {} (balloon): give this virtual machine a higher minimum.",
+            share(balloon)
+        ));
+    }
+    if let Some(swap) = report.compressed_swap_bytes.filter(is_much) {
+        return Some(format!(
+            "Compressed swap holds {} of the RAM itself (zram, zswap): it makes room for less than its size; swap on a disk takes none.",
+            share(swap)
+        ));
+    }
+    let unaccounted = report.unaccounted_bytes.filter(is_much)?;
+    let known = format!("{} is in none of the kernel's counters", share(unaccounted));
+    if kill.scope == OomScope::Container {
+        let dying = |other: &&&Kill| {
+            other.id != kill.id
+                && (0.0..MAX_DYING_SECONDS).contains(&(kill.at - other.at))
+                && other.limit_cgroup == kill.limit_cgroup
+        };
+        return Some(match run.kills.iter().find(dying) {
+            Some(other) => format!(
+                "{known}: most often a process that was killed just before still holds it, here {} (pid {}).",
+                name(&other.process),
+                other.pid.unwrap_or(0)
+            ),
+            None => format!(
+                "{known}: most often another process of that cgroup, killed less than a second before, still holds it, or pages of a driver \
+                 (GPU, RDMA)."
+            ),
+        });
+    }
+    Some(match report.driver_refusals {
+        0 => format!(
+            "{known}: most often pages of a driver (GPU, RDMA), or the balloon of a virtual machine. No limit of a container bounds them."
+        ),
+        refusals => format!(
+            "{known}, and NVIDIA's driver was refused memory {refusals} times before: most often memory of a GPU that shares the host's, or \
+             that its driver pinned. A smaller model, context or batch, or a smaller share of it (vLLM: --gpu-memory-utilization) leaves the host more."
+        ),
+    })
 }
 
 /// Explains shared memory of the victim, which its end does not free.
@@ -175,8 +243,10 @@ fn kind<'a>(kill: &'a Kill, report: &OomReport, run: &RunSummary<'a>) -> Option<
 fn largest<'a>(kill: &'a Kill, report: &OomReport, run: &RunSummary<'a>) -> Option<String> {
     let usage = report.usage_bytes.filter(|usage| *usage > 0)?;
     let first = report.processes.first()?;
-    // mapped files can be shared with processes elsewhere
-    let own = first.rss_bytes.saturating_sub(first.file_bytes.unwrap_or(0));
+    // mapped files can be shared with processes elsewhere; before 6.8 only the record of the kill tells them apart
+    let is_victim = kill.pid.and_then(|pid| report.victim(pid)).is_some_and(|row| row.pid == first.pid);
+    let file = first.file_bytes.or(kill.file_bytes.filter(|_| is_victim));
+    let own = first.rss_bytes.saturating_sub(file.unwrap_or(0));
     // more than all that was charged: the counters differ, and prove nothing
     let charged =
         report.anon_bytes.zip(report.shmem_bytes).map_or(usage, |(anon, shmem)| anon.saturating_add(shmem));
@@ -188,10 +258,14 @@ fn largest<'a>(kill: &'a Kill, report: &OomReport, run: &RunSummary<'a>) -> Opti
         report.processes.iter().map(|row| row.rss_bytes.saturating_sub(row.file_bytes.unwrap_or(0)));
     let is_shared = anonymous.fold(0, u64::saturating_add) as f64 > MAX_EXCESS * charged.min(usage) as f64;
     if own as f64 >= MOST * usage as f64 && !is_shared {
-        let victim = kill.pid.and_then(|pid| report.victim(pid));
-        let which = if victim.is_some_and(|row| row.pid == first.pid) { ", the victim," } else { "" };
+        let which = if is_victim { ", the victim," } else { "" };
+        let look = if program::is_virtual_machine(&first.process) {
+            ""
+        } else {
+            " Look there for data that is kept in RAM."
+        };
         return Some(format!(
-            "One process held most of it: {}{which} with {} {}. Look there for data that is kept in RAM.",
+            "One process held most of it: {}{which} with {} {}.{look}",
             process(first),
             bytes(own),
             if own < first.rss_bytes { "beside mapped files" } else { "resident" }

@@ -40,6 +40,7 @@ pub(super) fn run_of<'a>(
         unattributed_kills: unattributed_kills.collect(),
         follows_at_once: run.started.is_some_and(|started| started - run.end_before < MIN_PAUSE),
         log_time: None,
+        lacks_context: false,
     }
 }
 

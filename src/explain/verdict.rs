@@ -22,8 +22,6 @@ const SHM_FULL_ABOVE: f64 = 0.9;
 const SIGBUS: i64 = 7;
 /// What is said of a run whose cgroup counted nothing.
 const WITHOUT_CGROUP: &str = "It had no cgroup, or that was gone before its counters were read: an OOM kill of one of its children is listed as one of the host (`memledger events`).";
-/// What is said of an end with an error where no other cause is known.
-pub(super) const OWN_ERROR: &str = ": its own error.";
 /// Names of processes that are listed.
 const MAX_NAMED: usize = 5;
 pub(super) const SIGKILL: i32 = 9;
@@ -77,6 +75,7 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
         cause,
         confidence,
         exit_reason: run.exit.and_then(|exit| exit.reason),
+        ended: run.exit.map(ended).filter(|_| lead.is_none()),
         at: lead
             .map(|kill| kill.at)
             .or(run.exit.map(|exit| exit.at))
@@ -149,6 +148,7 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
         cause,
         confidence,
         exit_reason: None,
+        ended: None,
         at: Some(kill.at).filter(|_| run.log_time.is_none()),
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         requested_at: now,
@@ -185,7 +185,7 @@ fn owner_sentence(kill: &Kill, run: &RunSummary<'_>, limit: &CgroupPlace) -> Str
         }
         KillOwner::Pending => "Evidence of its owner may still arrive: retry in a few seconds.".to_owned(),
         // since 5.1 one line has both, and since 5.0 the line above names the cgroup
-        _ if run.log_time.is_some() && kill.evidence.len() == 1 && is_whole_message(kill) => {
+        _ if run.log_time.is_some() && run.lacks_context && is_whole_message(kill) => {
             "Its container is not in the log: the line `oom-kill:` above `Killed process` names it."
                 .to_owned()
         }
@@ -290,6 +290,7 @@ pub(super) fn without_kill<'a>(run: &RunSummary<'a>, kill: &'a Kill, no_kill: No
         cause,
         confidence: Confidence::Certain,
         exit_reason: None,
+        ended: None,
         at: None,
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         requested_at: now,
@@ -547,14 +548,18 @@ fn with_code(exit: &Exit) -> String {
     exit.exit_code.map_or_else(String::new, |code| format!(" with exit code {code}"))
 }
 
+/// Says when and how a container ended.
+fn ended(exit: &Exit) -> String {
+    let after = exit.duration_seconds.map_or_else(String::new, |it| format!(" after {}", lasted(it)));
+    format!("At {} the container ended{}{after}", time(exit.at), with_code(exit))
+}
+
 fn was_requested(exit: &Exit) -> bool {
     exit.reason == Some(ExitReason::Stopped)
 }
 
 fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) {
-    let at = format!("At {} the container ended{}", time(exit.at), with_code(exit));
-    let after = exit.duration_seconds.map_or_else(String::new, |it| format!(" after {}", lasted(it)));
-    let at = format!("{at}{after}");
+    let at = ended(exit);
     match exit.reason {
         _ if run.has_logged_cuda_oom() => cuda_oom::verdict(exit, run, &at),
         Some(ExitReason::OomContainer) => lost_kill(Cause::OomLimitMain, &at, "a memory limit was reached"),
@@ -773,7 +778,7 @@ fn by_error(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
         return (Cause::OomFlagOnly, Confidence::Likely, what);
     }
     let none = if run.kills.is_empty() { " No OOM kill of this run is recorded." } else { "" };
-    let what = format!("{at}{OWN_ERROR}{none}");
+    let what = format!("{at}: its own error.{none}");
     (Cause::ErrorExit, Confidence::Certain, what)
 }
 

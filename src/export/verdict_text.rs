@@ -17,6 +17,8 @@ const MAX_EVIDENCE_CHARS: usize = 88;
 const MAX_RECORD_CHARS: usize = 178;
 const RECORD: &str = "Killed process ";
 const GPU_SOURCES: [&str; 3] = ["reporter", "log", "driver"];
+/// Less memory is not shown as unaccounted.
+const MIN_UNACCOUNTED: u64 = 16 << 20;
 /// Lines of a screen.
 const MAX_LINES: usize = 30;
 /// How much of each part is shown, from the most: the first that fits is taken, and without any the last.
@@ -194,6 +196,11 @@ fn at_the_kill(text: &mut String, verdict: &Verdict, report: &OomReport, shown: 
         amount("shared", report.shmem_bytes),
         amount("kernel", report.kernel_bytes),
         amount("huge pages", report.hugetlb_bytes),
+        amount("GPU driver", report.gpu_bytes),
+        amount("GPU driver pool", report.gpu_pool_bytes),
+        amount("compressed swap", report.compressed_swap_bytes),
+        amount("balloon", report.balloon_bytes),
+        amount("unaccounted", report.unaccounted_bytes.filter(|bytes| is_shown(*bytes, report))),
     ];
     let kinds: Vec<String> = kinds.into_iter().flatten().collect();
     if !kinds.is_empty() {
@@ -213,6 +220,11 @@ fn at_the_kill(text: &mut String, verdict: &Verdict, report: &OomReport, shown: 
     if shown.processes > 0 {
         processes(text, verdict, report, shown.processes);
     }
+}
+
+/// Returns whether what no counter explains is more than what they differ by: those of a cgroup are some megabytes late for each CPU.
+fn is_shown(unaccounted: u64, report: &OomReport) -> bool {
+    report.usage_bytes.is_some_and(|usage| unaccounted >= MIN_UNACCOUNTED && unaccounted >= usage / 50)
 }
 
 /// Writes the largest processes of the kernel's table, and the range of each role. Sizes of processes are not added up:

@@ -95,6 +95,11 @@ impl HostPaths {
     pub fn has_device(&self, path: impl AsRef<Path>) -> bool {
         self.dev.join(path).exists()
     }
+
+    /// Returns true if a driver of GPUs for computing has devices: NVIDIA's, also of Jetson, or AMD's.
+    pub fn has_gpu(&self) -> bool {
+        ["nvidiactl", "nvidia0", "nvhost-gpu", "nvgpu", "kfd"].iter().any(|device| self.has_device(device))
+    }
 }
 
 /// The directory where Kubernetes mounts the identity of a pod.

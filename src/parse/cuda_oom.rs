@@ -198,6 +198,11 @@ static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
 });
 
 impl CudaOomText {
+    /// Returns whether the text names no device, and is printed for memory of the host too: it is the GPU's only where there is one.
+    pub fn may_be_of_host(&self) -> bool {
+        self.framework == "onnxruntime" && self.device.is_none()
+    }
+
     /// Returns the numbers of the first error in a text; `None` if it has none.
     pub fn find(text: &str) -> Option<Self> {
         // most lines of a log have none of these words

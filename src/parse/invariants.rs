@@ -4,6 +4,7 @@
 //! Not here: the meaning of particular texts. The tests beside each parser cover that.
 
 use super::cgroup::{StatV1, StatV2, limit};
+use super::kernel_log::entries::EntryReader;
 use super::kernel_log::records::{KmsgRecord, OomLine, RecordAssembler, SyslogText};
 use super::kernel_log::text_log::{TextLine, TextLog};
 use super::kernel_log::{Line, OomReport};
@@ -119,8 +120,10 @@ pub fn kernel_log(text: &[u8]) {
 /// Checks a saved kernel log: complete lines that follow change nothing that was found before.
 fn text_log(text: &[u8]) {
     let read = |text: &[u8]| {
+        let (mut reader, mut entries) = (EntryReader::default(), vec![]);
+        lines(text).for_each(|line| reader.push(line, &mut entries));
         let (mut log, mut found) = (TextLog::default(), vec![]);
-        lines(text).for_each(|line| log.push(line, &mut found));
+        entries.iter().for_each(|entry| log.push(entry, &mut found));
         found
     };
     let whole = read(text);

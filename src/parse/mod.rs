@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod container_id;
 pub mod cuda_oom;
 pub mod kernel_log;
+pub mod kill_notice;
 pub mod log_error;
 pub mod kubernetes;
 #[cfg(any(test, fuzzing))]

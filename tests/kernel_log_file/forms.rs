@@ -119,3 +119,125 @@ fn every_prefix_of_a_log_has_the_same_verdicts() {
         assert_eq!(verdicts("v1-3.10", form, changed.as_bytes()), expected, "{form}");
     }
 }
+
+/// A line as a string of JSON.
+fn json(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+fn joined(log: &str, separator: &str, form: impl Fn(&str) -> String) -> String {
+    log.lines().map(form).collect::<Vec<_>>().join(separator)
+}
+
+/// What programs make of a log that store and export it.
+#[test]
+fn every_export_of_a_log_has_the_same_verdicts() {
+    const AT: &str = "2026-11-22T08:49:56.123Z";
+    let forms: [Form; 17] = [
+        ("lines of JSON", |log| {
+            each_line(log, |_, line| format!("{{\"log\": {}, \"host\": \"n\"}}", json(line)))
+        }),
+        ("a log file of Docker", |log| {
+            each_line(log, |_, line| {
+                format!("{{\"log\":{},\"stream\":\"stdout\",\"time\":\"{AT}\"}}", json(&format!("{line}\n")))
+            })
+        }),
+        ("an array of objects", |log| {
+            let object = |line: &str| {
+                format!(
+                    "  {{\n    \"payload\": {},\n    \"labels\": {{\n      \"unit\": \"kernel\"\n    }},\n    \"timestamp\": \"{AT}\"\n  }}",
+                    json(line)
+                )
+            };
+            format!("[\n{}\n]\n", joined(log, ",\n", object))
+        }),
+        ("an array in one line", |log| {
+            format!("[{}]", joined(log, ",", |line| format!("{{\"any\":{}}}", json(line))))
+        }),
+        ("objects in objects", |log| {
+            each_line(log, |_, line| {
+                format!(
+                    "{{\"_index\":\"a\",\"_source\":{{\"@timestamp\":\"{AT}\",\"message\":{}}}}}",
+                    json(line)
+                )
+            })
+        }),
+        ("arrays of time and line", |log| {
+            let values = joined(log, ",\n", |line| format!("[\"1773589958000000000\", {}]", json(line)));
+            format!("{{\"data\": {{\"result\": [{{\"stream\": {{}}, \"values\": [{values}]}}]}}}}")
+        }),
+        ("one string of JSON", |log| format!("{{\"stdout\": {}}}", json(log))),
+        ("a list of strings", |log| format!("[{}]", joined(log, ", ", json))),
+        ("JSON that is cut", |log| {
+            format!(
+                "{{\"entries\": [\n{},\n",
+                joined(log, ",\n", |line| format!("{{\n\"msg\": {}\n}}", json(line)))
+            )
+        }),
+        ("escaped ends of lines in JSON", |log| {
+            each_line(log, |_, line| format!("{{\"textPayload\": {}}}", json(&format!("{line}\\r\\n"))))
+        }),
+        ("escaped ends of lines", |log| each_line(log, |_, line| format!("{line}\\r\\n"))),
+        ("line feeds with a backslash", |log| log.trim_end().replace('\n', "\\n")),
+        ("CSV", |log| {
+            let rows = each_line(log, |_, line| format!("\"{AT}\",\"{}\"", line.replace('"', "\"\"")));
+            format!("\"@timestamp\",\"@message\"\n{rows}")
+        }),
+        ("CSV, newest first", |log| {
+            newest_first(log)
+                .lines()
+                .map(|line| format!("\"{AT}\",\"{}\"\n", line.replace('"', "\"\"")))
+                .collect()
+        }),
+        ("quoted", |log| each_line(log, |_, line| format!("\"{line}\""))),
+        ("JSON behind a stamp", |log| {
+            each_line(log, |_, line| format!("{AT} stdout F {{\"log\": {}}}", json(line)))
+        }),
+        ("JSON in JSON", |log| {
+            each_line(log, |_, line| {
+                format!("{{\"@message\": {}}}", json(&format!("{{\"log\": {}}}", json(line))))
+            })
+        }),
+    ];
+    let is_text =
+        |name: &String| [".dmesg", ".dmesg-T", ".journal", ".syslog"].iter().any(|end| name.ends_with(end));
+    for name in logs().into_iter().filter(is_text) {
+        let log = std::fs::read_to_string(folder().join(&name)).expect("a log");
+        let expected = verdicts(&name, "itself", log.as_bytes());
+        for (form, change) in forms {
+            assert_eq!(verdicts(&name, form, change(&log).as_bytes()), expected, "{name}: {form}");
+        }
+    }
+}
+
+/// The text of each record in a field of its own, with its time in another one.
+#[test]
+fn every_field_of_a_journal_has_the_same_verdicts() {
+    let forms: [Form; 4] = [
+        ("journalctl -o export", |text| {
+            format!(
+                "__CURSOR=s=a\n__REALTIME_TIMESTAMP=1773589958000000\n_TRANSPORT=kernel\nMESSAGE={text}\n"
+            )
+        }),
+        ("journalctl -o verbose", |text| {
+            format!(
+                "Sun 2026-11-22 08:49:56.000000 UTC [s=ab;i=1]\n    _TRANSPORT=kernel\n    PRIORITY=4\n    MESSAGE={text}"
+            )
+        }),
+        ("journalctl -o json-pretty", |text| {
+            format!(
+                "{{\n\t\"__REALTIME_TIMESTAMP\" : \"1773589958000000\",\n\t\"_TRANSPORT\" : \"kernel\",\n\t\"MESSAGE\" : {}\n}}",
+                json(text)
+            )
+        }),
+        ("dmesg --json", |text| {
+            format!("{{\n\"pri\": \"warn\",\n\"time\":   3124.417658,\n\"msg\": {}\n}},", json(text))
+        }),
+    ];
+    let log = std::fs::read_to_string(folder().join("v1-3.10-container.dmesg")).expect("a log");
+    let expected = verdicts("v1-3.10", "itself", log.as_bytes());
+    for (form, change) in forms {
+        let changed = each_line(&log, |_, line| change(line.split_once("] ").map_or(line, |(_, text)| text)));
+        assert_eq!(verdicts("v1-3.10", form, changed.as_bytes()), expected, "{form}");
+    }
+}

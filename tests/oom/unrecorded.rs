@@ -355,6 +355,48 @@ fn end_with_an_error_is_explained_by_the_log_on_request() {
     }
 }
 
+/// What real programs printed, by containers that end as the programs did.
+#[test]
+fn log_of_each_recorded_death_has_its_headline() {
+    let Some(scene) = Scene::new("texts") else { return };
+    let refused = "MEMORY WAS REFUSED: an allocation failed, and nothing was killed";
+    let (own, threads, shm) =
+        ("ITS OWN LIMIT was reached", "THREADS OR PROCESSES WERE REFUSED", "SHARED MEMORY FULL");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/log-texts");
+    let mount = format!("{folder}:/texts:ro");
+    for (name, status, title, advice) in [
+        ("refused-numpy", "1", refused, "overcommit"),
+        ("refused-rust", "139", refused, "ulimit -v"),
+        ("refused-map-count", "1", refused, "vm.max_map_count"),
+        ("refused-jax-cpu", "1", refused, ""),
+        ("pin-memory", "1", refused, "memlock"),
+        ("heap-node", "139", own, "--max-old-space-size"),
+        ("heap-java-crash", "127", own, "-XX:MaxRAMPercentage"),
+        ("heap-java-thread-pool", "0", "COMPLETED", ""),
+        ("limit-duckdb", "1", own, "memory_limit"),
+        ("threads-openblas", "130", threads, "--pids-limit"),
+        ("threads-bash", "254", threads, "ulimit -u"),
+        ("shm-torch-allocate", "1", shm, "--shm-size"),
+        ("nccl-shm", "1", shm, "--shm-size"),
+        ("monitor-ray", "1", "KILLED by Ray", "RAY_memory_usage_threshold"),
+        ("dask-nanny", "1", "KILLED by dask's nanny", "memory_limit"),
+        ("none-enospc-without-path", "1", "ENDED WITH AN ERROR", ""),
+        ("none-ray-worker-crashed", "1", "ENDED WITH AN ERROR", ""),
+    ] {
+        let print = format!("cat /texts/{name}.txt >&2; exit {status}");
+        let flags = ["-v", &mount, "--entrypoint", "sh"];
+        let container = scene.engine.run(&scene.container_name(name), &flags, &["-c", &print]);
+        container.docker(&["wait"]);
+        let (_, screen) = verb_with_engine(&scene, &["why", &container.name, NO_LEDGER, "--logs"]);
+        let text = words(&screen);
+        // beside kills of other tests whose container is not known, the cause stays open
+        let is_open = text.contains("of an unknown container") || text.contains("UNKNOWN");
+        assert!(is_open || text.contains(title) && text.contains(advice), "{name}: {screen}");
+        let is_crash = !is_open && ["own error", "it crashed"].iter().any(|words| text.contains(words));
+        assert!(!is_crash || title == "ENDED WITH AN ERROR", "{name} has a reason: {screen}");
+    }
+}
+
 #[test]
 fn log_of_a_running_container_and_of_the_newest_end_is_read_on_request() {
     let Some(scene) = Scene::new("logs-newest") else { return };

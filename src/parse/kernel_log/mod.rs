@@ -8,6 +8,7 @@
 //! Not here: the container of a victim (`ledger`).
 
 mod context;
+pub mod entries;
 mod fragments;
 pub mod kills;
 pub mod records;

@@ -28,8 +28,11 @@ pub(super) fn undecorated(line: &[u8]) -> Cow<'_, [u8]> {
         for _ in 0..MAX_LAYERS {
             let before = rest.len();
             rest = rest.trim_ascii_start();
-            for mark in [&b">"[..], b"* ", b"- ", b"+ ", b"| "] {
+            for mark in [&b">"[..], b"* ", b"- ", b"+ ", b"| ", b"&gt;", b"<p>", b"<li>"] {
                 rest = rest.strip_prefix(mark).unwrap_or(rest);
+            }
+            for mark in [&b" |"[..], b"<br>", b"<br/>", b"</p>", b"</li>"] {
+                rest = rest.strip_suffix(mark).unwrap_or(rest).trim_ascii_end();
             }
             if let Some(inner) = rest.strip_prefix(b"`") {
                 rest = inner.strip_suffix(b"`").unwrap_or(inner).trim_ascii_end();
@@ -101,7 +104,7 @@ impl<'a> PrefixedLine<'a> {
             return behind_mark(plain.text).filter(|inner| inner.stamp.is_some()).unwrap_or(plain);
         }
         if plain.stamp.is_some() {
-            return plain;
+            return behind_names(plain).unwrap_or(plain);
         }
         rfc5424(line).or_else(|| talos(line)).or_else(|| behind_mark(line)).unwrap_or(plain)
     }
@@ -236,6 +239,9 @@ fn program(line: &[u8]) -> Option<&[u8]> {
     }
     let mut words = rest.split(|&byte| byte == b' ').take(MAX_WORDS_TO_PROGRAM);
     let tag = words.find(|word| word.ends_with(b":"))?.strip_suffix(b":")?;
+    if tag.iter().any(|byte| b"\"{".contains(byte)) {
+        return None; // JSON
+    }
     let open = tag.iter().position(|&byte| byte == b'[').filter(|_| tag.ends_with(b"]"));
     // behind a stamp of the kernel, only a number shows that a name is no part of its text
     (!is_bracketed || open.is_some()).then(|| &tag[..open.unwrap_or(tag.len())])
@@ -291,9 +297,7 @@ fn behind_mark(line: &[u8]) -> Option<PrefixedLine<'_>> {
     let is_program = |before: &[u8]| before.ends_with(b"]:") || find(before, b"]: ").is_some();
     let marks = (1..head.len()).filter(|at| match head[at - 1] {
         b':' | b'-' => true,
-        b' ' => {
-            head[..at - 1].ends_with(b":") || head[..at - 1].ends_with(b"|") || head[..*at].ends_with(b"] ")
-        }
+        b' ' => [&b": "[..], b"| ", b"] ", b"} "].iter().any(|mark| head[..*at].ends_with(mark)),
         _ => false,
     });
     marks.filter(|at| !is_program(&head[..*at])).find_map(|at| {
@@ -315,6 +319,18 @@ fn behind_mark(line: &[u8]) -> Option<PrefixedLine<'_>> {
         };
         is_log.then_some(found)
     })
+}
+
+/// Strips the names between the stamp of a program that stores logs and that of the kernel: `2026-11-22T08:49:56Z stream [ 3124.417658] `,
+/// `2026-11-22T08:49:56Z {host="a"} [ 3124.417658] `.
+fn behind_names(line: PrefixedLine<'_>) -> Option<PrefixedLine<'_>> {
+    let head = &line.text[..line.text.len().min(MAX_PREFIX_BYTES)];
+    let is_begin = |at: &usize| head[at - 1] == b' ' && head[*at] == b'[';
+    let at = (1..head.len())
+        .filter(is_begin)
+        .find(|at| bracketed(&line.text[*at..]).is_some_and(|(inner, _)| is_seconds(inner)))?;
+    let inner = PrefixedLine::of_log(&line.text[at..]);
+    (is_kernel_text(inner.text) || line.day.is_some()).then_some(PrefixedLine { stamp: line.stamp, ..inner })
 }
 
 /// Returns whether a text is a line of counters: `anon 4096`, or `active_file:0 inactive_file:77`.
@@ -379,6 +395,11 @@ fn position_of_time(text: &[u8]) -> Option<usize> {
         let [a, b, colon, c, d] = window else { return false };
         *colon == b':' && [a, b, c, d].into_iter().all(u8::is_ascii_digit)
     })
+}
+
+/// Returns the microseconds of a stamp, and its date if they are since midnight.
+pub(super) fn stamp_time(stamp: &[u8]) -> Option<(u64, Option<&[u8]>)> {
+    Some((time_in(stamp)?, day_in(stamp)))
 }
 
 /// Returns the date of a stamp with a time of day: what is before that.

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::entries::{TextEntry, TextWords, since_boot_text};
 use super::fragments::{MAX_FRAGMENTS, is_complete, is_unfinished, may_continue};
 use super::records::{KmsgRecord, OomLine, RecordAssembler};
 use super::report::{ReportAssembler, is_part_of_block, is_table_header};
@@ -36,11 +37,12 @@ pub struct TextLog {
     records: RecordAssembler,
     /// A line that comes in fragments, how many there are, and the number of the first line.
     fragments: Option<(Vec<u8>, usize, u64)>,
-    lines: u64,
     kernel_lines: u64,
     stamp: String,
     clock: TextClock,
     has_kernel_stamps: bool,
+    /// Texts have stamps, and not only the fields beside them.
+    has_own_stamps: bool,
     /// The newest line, which the next ones may continue.
     pending: Option<PendingText>,
     /// The first line that looks like a kill and could not be read.
@@ -124,9 +126,6 @@ impl LineOrder {
 struct LogContents {
     /// Lines of the kernel without a word that people search for.
     has_other_lines: bool,
-    has_memory: bool,
-    has_table: bool,
-    has_context: bool,
     has_begin: bool,
     /// A kill has the form of Linux 5.1 and later, which name the cgroup before it.
     has_message: bool,
@@ -173,11 +172,6 @@ impl TextClock {
 }
 
 impl TextLog {
-    /// Returns the number of lines so far.
-    pub fn lines(&self) -> u64 {
-        self.lines
-    }
-
     /// Returns the number of lines with the prefix of a kernel log so far.
     pub fn kernel_lines(&self) -> u64 {
         self.kernel_lines
@@ -199,67 +193,64 @@ impl TextLog {
         self.order.backward > self.order.forward.max(1)
     }
 
-    /// Notes that the lines were read in the reverse order of a text with so many of them.
-    pub fn set_reversed(&mut self, lines: u64) {
-        if let Some(unread) = &mut self.unread {
-            unread.line = (lines + 1).saturating_sub(unread.line);
-        }
-    }
-
     /// Returns the first line that looks like a kill and could not be read.
     pub fn unread_kill(&self) -> Option<UnreadKill> {
         self.unread
     }
 
-    /// Returns what is missing in the text; `None` if it does not look selected.
-    pub fn missing(&self) -> Option<MissingLines> {
-        let LogContents { has_other_lines, has_memory, has_table, has_context, has_begin, has_message } =
-            self.contents;
-        if !has_other_lines && !has_memory {
+    /// Returns what is missing in the text; `None` if it does not look selected. `words`: what stands in it, read or not.
+    pub fn missing(&self, words: TextWords) -> Option<MissingLines> {
+        let LogContents { has_other_lines, has_begin, has_message } = self.contents;
+        if !has_other_lines && !words.has_memory {
             return Some(MissingLines::Searched);
         }
-        (has_begin && has_message && !has_table && !has_context).then_some(MissingLines::Priority)
+        (has_begin && has_message && !words.has_table && !words.has_context).then_some(MissingLines::Priority)
     }
 
-    /// Reads a line without its line feed. Appends what is relevant of the lines before it to `out`.
-    pub fn push(&mut self, line: &[u8], out: &mut Vec<TextLine>) {
-        self.lines += 1;
-        let line = &*undecorated(line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line));
-        if line.starts_with(b"{") {
-            self.flush(out);
-            if let Some(entry) = JournalEntry::of(line) {
-                self.kernel_lines += 1;
-                self.set_time(entry.usec, None);
-                self.stamp = entry.stamp;
-                self.push_text(&entry.message, self.lines, out);
-            }
-            return;
+    /// Reads an entry. Appends what is relevant of those before it to `out`.
+    pub fn push(&mut self, entry: &TextEntry, out: &mut Vec<TextLine>) {
+        if entry.is_other {
+            return self.flush(out);
         }
+        let line = &*undecorated(&entry.text);
         if let Some(record) = KmsgRecord::of(line) {
             self.flush(out);
-            return self.push_record(record, out);
+            return self.push_record(record, entry.number, out);
         }
         let PrefixedLine { stamp, usec, day, is_kernel, text } = PrefixedLine::of(line);
         if !is_kernel {
             return self.flush(out);
         }
-        if stamp.is_none() && self.continue_pending(text) {
+        if stamp.is_none() && !entry.is_record && self.continue_pending(text) {
             return;
         }
         self.flush(out);
-        self.kernel_lines += u64::from(stamp.is_some());
-        // `dmesg --human` has a time for the first line of a minute, and differences for the others
-        if let Some(stamp) =
-            stamp.filter(|stamp| !stamp.starts_with(b"+") || !has_time_of_day(self.stamp.as_bytes()))
-        {
-            self.stamp = printable(stamp);
+        match (stamp, &entry.stamp) {
+            // the kernel's own stamps are of another clock
+            (None, Some(_)) if self.has_own_stamps => self.kernel_lines += 1,
+            (None, Some(beside)) => {
+                self.kernel_lines += 1;
+                self.stamp.clone_from(&beside.text);
+                self.set_time(beside.usec, beside.day.as_deref());
+            }
+            _ => {
+                self.kernel_lines += u64::from(stamp.is_some());
+                self.has_own_stamps |= stamp.is_some();
+                // `dmesg --human` has a time for the first line of a minute, and differences for the others
+                let is_difference = |stamp: &[u8]| stamp.starts_with(b"+");
+                let is_shown =
+                    |stamp: &&[u8]| !is_difference(stamp) || !has_time_of_day(self.stamp.as_bytes());
+                if let Some(stamp) = stamp.filter(is_shown) {
+                    self.stamp = printable(stamp);
+                }
+                // behind the stamp of a program that stores logs, only the first line of a record has the kernel's
+                self.has_kernel_stamps |= usec.is_some() && day.is_none();
+                if let Some(usec) = usec.filter(|_| day.is_none() || !self.has_kernel_stamps) {
+                    self.set_time(usec, day);
+                }
+            }
         }
-        // behind the stamp of a program that stores logs, only the first line of a record has the kernel's
-        self.has_kernel_stamps |= usec.is_some() && day.is_none();
-        if let Some(usec) = usec.filter(|_| day.is_none() || !self.has_kernel_stamps) {
-            self.set_time(usec, day);
-        }
-        self.pending = Some(PendingText { number: self.lines, parts: vec![text.to_vec()] });
+        self.pending = Some(PendingText { number: entry.number, parts: vec![text.to_vec()] });
     }
 
     /// Reads what is left at the end of the text.
@@ -298,7 +289,7 @@ impl TextLog {
         }
     }
 
-    fn push_record(&mut self, record: KmsgRecord<'_>, out: &mut Vec<TextLine>) {
+    fn push_record(&mut self, record: KmsgRecord<'_>, number: u64, out: &mut Vec<TextLine>) {
         self.kernel_lines += u64::from(record.is_kernel());
         let mut found = Vec::new();
         self.set_time(record.usec, None);
@@ -307,8 +298,8 @@ impl TextLog {
         self.records.flush(&mut found);
         for found in found {
             self.order.add_line(&found.line);
-            let stamp = since_boot(found.usec);
-            out.push(TextLine { found: OomLine { sequence: Some(self.lines), ..found }, stamp });
+            let stamp = since_boot_text(found.usec);
+            out.push(TextLine { found: OomLine { sequence: Some(number), ..found }, stamp });
         }
     }
 
@@ -362,7 +353,6 @@ impl TextLog {
 impl LogContents {
     fn add(&mut self, text: &[u8], line: Option<&Line>) {
         match line {
-            Some(Line::Context(_)) => self.has_context = true,
             Some(Line::Invoked) => self.has_begin = true,
             Some(Line::Killed(killed)) => self.has_message |= killed.global.is_some(),
             Some(_) => {}
@@ -371,8 +361,6 @@ impl LogContents {
                 let is_searched =
                     [&b"oom"[..], b"out of memory", b"kill"].iter().any(|word| find(&lower, word).is_some());
                 self.has_other_lines |= !is_searched;
-                self.has_memory |= text.starts_with(b"memory: usage ") || text.starts_with(b"Mem-Info:");
-                self.has_table |= text.starts_with(b"[");
             }
         }
     }
@@ -380,12 +368,20 @@ impl LogContents {
 
 impl UnreadKill {
     fn of(text: &[u8], line: u64) -> Option<Self> {
-        const WORDS: [&str; 3] = ["Killed process", "Kill process", "oom-kill:constraint="];
-        let words = WORDS.into_iter().find(|words| find(text, words.as_bytes()).is_some())?;
+        // the words of each, and what stands near its end
+        const KINDS: [(&str, &[u8]); 3] = [
+            ("Killed process", b" file-rss:"),
+            ("Kill process", b" score "),
+            ("oom-kill:constraint=", b",uid="),
+        ];
+        let is_in = |words: &[u8]| find(text, words).is_some();
+        let (words, end) = KINDS.into_iter().find(|(words, _)| is_in(words.as_bytes()))?;
         let begins_so = |begin: &[u8]| text.starts_with(begin);
         let is_kernels =
             begins_so(words.as_bytes()) || begins_so(b"Memory cgroup out") || begins_so(b"Out of memory");
-        Some(Self { line, words, is_shortened: is_kernels })
+        // old kernels end with the name
+        let is_whole = is_in(end) || text.ends_with(b")") || text.ends_with(b").");
+        Some(Self { line, words, is_shortened: is_kernels && !is_whole })
     }
 }
 
@@ -419,11 +415,6 @@ fn unwrapped(parts: &[Vec<u8>]) -> Vec<u8> {
     if !is_known(&text) && is_known(&joined) { joined } else { text }
 }
 
-/// Formats a time since boot as `dmesg` does.
-fn since_boot(usec: u64) -> String {
-    format!("{}.{:06}", usec / 1_000_000, usec % 1_000_000)
-}
-
 fn replace(text: &[u8], from: &[u8], to: u8) -> Vec<u8> {
     let (mut out, mut rest) = (Vec::with_capacity(text.len()), text);
     while let Some(at) = find(rest, from) {
@@ -435,49 +426,25 @@ fn replace(text: &[u8], from: &[u8], to: u8) -> Vec<u8> {
     out
 }
 
-/// An entry of `journalctl -o json`.
-struct JournalEntry {
-    message: Vec<u8>,
-    usec: u64,
-    stamp: String,
-}
-
-impl JournalEntry {
-    fn of(line: &[u8]) -> Option<Self> {
-        let entry: serde_json::Value = serde_json::from_slice(line).ok()?;
-        let text = |key: &str| entry.get(key).and_then(serde_json::Value::as_str);
-        if text("_TRANSPORT").is_some_and(|transport| transport != "kernel") {
-            return None;
-        }
-        let message = match entry.get("MESSAGE")? {
-            serde_json::Value::String(message) => message.clone().into_bytes(),
-            // bytes that are no valid text
-            serde_json::Value::Array(bytes) => {
-                let bytes = bytes.iter().map(|byte| u8::try_from(byte.as_u64()?).ok());
-                bytes.collect::<Option<Vec<u8>>>()?
-            }
-            _ => return None,
-        };
-        let time = |key: &str| text(key).and_then(|time| time.parse::<u64>().ok());
-        let realtime = time("__REALTIME_TIMESTAMP");
-        let usec = time("_SOURCE_MONOTONIC_TIMESTAMP").or(realtime)?;
-        let utc = realtime.and_then(|usec| jiff::Timestamp::from_microsecond(i64::try_from(usec).ok()?).ok());
-        let stamp =
-            utc.map_or_else(|| since_boot(usec), |time| time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string());
-        Some(Self { message, usec, stamp })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::entries::EntryReader;
     use super::*;
 
     const KILLED: &str = "Memory cgroup out of memory: Killed process 7 (a [b] kernel: c) total-vm:8kB, anon-rss:4kB, file-rss:0kB";
 
+    /// Reads lines of a text.
+    fn read(text: &str, log: &mut TextLog, out: &mut Vec<TextLine>) {
+        let (mut reader, mut entries) = (EntryReader::default(), vec![]);
+        text.lines().for_each(|line| reader.push(line.as_bytes(), &mut entries));
+        reader.finish(&mut entries);
+        entries.iter().for_each(|entry| log.push(entry, out));
+    }
+
     /// Returns the stamp and the time of the only line that is found.
     fn found(line: &str) -> Option<(String, u64)> {
         let (mut log, mut out) = (TextLog::default(), vec![]);
-        log.push(line.as_bytes(), &mut out);
+        read(line, &mut log, &mut out);
         log.finish(&mut out);
         assert!(out.len() <= 1, "{out:?}");
         let line = out.pop()?;
@@ -492,7 +459,7 @@ mod tests {
     fn time_goes_on_at_midnight_and_with_another_boot() {
         let usecs = |prefixes: &[&str]| {
             let (mut log, mut out) = (TextLog::default(), vec![]);
-            prefixes.iter().for_each(|prefix| log.push(format!("{prefix}{KILLED}").as_bytes(), &mut out));
+            prefixes.iter().for_each(|prefix| read(&format!("{prefix}{KILLED}"), &mut log, &mut out));
             log.finish(&mut out);
             out.iter().map(|line| line.found.usec).collect::<Vec<_>>()
         };
@@ -525,7 +492,7 @@ mod tests {
                 .to_owned(),
             KILLED.to_owned(),
         ] {
-            log.push(format!("[ 3124.417658] {text}").as_bytes(), &mut out);
+            read(&format!("[ 3124.417658] {text}"), &mut log, &mut out);
         }
         log.finish(&mut out);
         let report = out.last().and_then(|line| line.found.report.clone()).expect("a report");
@@ -597,7 +564,6 @@ mod tests {
             format!("1795337396.123456 gpu-1 app: {KILLED}"),
             format!("[ 3124.417658] gpu-1 app[12]: {KILLED}"),
             format!("{{\"MESSAGE\":\"{KILLED}\",\"_TRANSPORT\":\"journal\",\"__REALTIME_TIMESTAMP\":\"1\"}}"),
-            format!("{{\"MESSAGE\":\"{KILLED}\""),
         ] {
             assert_eq!(found(&line), None, "{line}");
         }
@@ -615,7 +581,7 @@ mod tests {
             let (mut log, mut out) = (TextLog::default(), vec![]);
             for line in [context, between, KILLED, between] {
                 let prefix = if line == between { "" } else { "Nov 22 08:49:55 host kernel: " };
-                log.push(format!("{prefix}{line}").as_bytes(), &mut out);
+                read(&format!("{prefix}{line}"), &mut log, &mut out);
             }
             log.finish(&mut out);
             let [one, two] = &out[..] else { panic!("{between}: {out:?}") };
@@ -634,11 +600,9 @@ mod tests {
     #[test]
     fn name_that_imitates_a_prefix_hides_nothing() {
         let (mut log, mut out) = (TextLog::default(), vec![]);
-        log.push(
-            b"[ 3124.417658] Killed process 7 (-<6>[1.5] x) total-vm:8kB, anon-rss:4kB, file-rss:0kB",
-            &mut out,
-        );
-        log.push(b"[ 3124.417658]  a>[x", &mut out);
+        let line = "[ 3124.417658] Killed process 7 (-<6>[1.5] x) total-vm:8kB, anon-rss:4kB, file-rss:0kB";
+        read(line, &mut log, &mut out);
+        read("[ 3124.417658]  a>[x", &mut log, &mut out);
         log.finish(&mut out);
         assert!(
             matches!(&out[0].found.line, Line::Killed(killed) if killed.process == "-<6>[1.5] x"),
@@ -650,7 +614,7 @@ mod tests {
     fn two_days_or_boots_are_no_reverse_order() {
         let is_newest_first = |lines: &[&str]| {
             let (mut log, mut out) = (TextLog::default(), vec![]);
-            lines.iter().for_each(|prefix| log.push(format!("{prefix}{KILLED}").as_bytes(), &mut out));
+            lines.iter().for_each(|prefix| read(&format!("{prefix}{KILLED}"), &mut log, &mut out));
             log.finish(&mut out);
             log.is_newest_first()
         };
@@ -666,13 +630,13 @@ mod tests {
             "[    1.000001] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=a,mems_allowed=0,oom_memcg=/a",
             "[    1.000001] /b,task_memcg=/a/b,task=x,pid=7,uid=0",
         ] {
-            log.push(line.as_bytes(), &mut out);
+            read(line, &mut log, &mut out);
         }
         log.finish(&mut out);
         assert!(
             matches!(&out[0].found.line, Line::Context(context) if context.task_cgroups == ["/a/b"]),
             "{out:?}"
         );
-        assert_eq!((log.lines(), log.kernel_lines()), (2, 2));
+        assert_eq!(log.kernel_lines(), 2);
     }
 }

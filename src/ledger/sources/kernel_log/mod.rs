@@ -99,7 +99,7 @@ pub struct KernelLog {
 #[derive(Debug)]
 enum OpenLog {
     Device(Box<kmsg::KmsgDevice>),
-    Syslog(syslog::Syslog),
+    Syslog(Box<syslog::Syslog>),
 }
 
 impl KernelLog {
@@ -112,7 +112,7 @@ impl KernelLog {
             LogBackend::Device => {
                 OpenLog::Device(kmsg::KmsgDevice::open(&host_paths.dev.join("kmsg"))?.into())
             }
-            LogBackend::Syslog => OpenLog::Syslog(syslog::Syslog::open()?),
+            LogBackend::Syslog => OpenLog::Syslog(syslog::Syslog::open()?.into()),
         };
         Ok(Self { source })
     }

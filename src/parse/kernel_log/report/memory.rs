@@ -162,6 +162,7 @@ impl ReportedCgroupMemory {
         report.dirty_bytes = dirty.zip(writeback).map(|(dirty, writeback)| dirty.saturating_add(writeback));
         report.swap_bytes = self.swap.map(|swap| swap.usage).or_else(|| v1("swap"));
         report.cgroup.clone_from(&self.path);
+        report.account_for(0);
         if let Some(both) = self.memory_and_swap.filter(|both| both.is_reached_before(memory)) {
             report.with_swap = true;
             (report.usage_bytes, report.limit_bytes) = (Some(both.usage), both.limit);
@@ -209,6 +210,12 @@ pub(super) struct ReportedHostMemory {
     is_begun: bool,
     counters: BTreeMap<&'static str, u64>,
     kernel_stack_kib: Option<u64>,
+    /// Pages of drivers of GPUs, and those that they keep for later.
+    gpu_active_kib: Option<u64>,
+    gpu_reclaim_kib: Option<u64>,
+    balloon_kib: Option<u64>,
+    /// Of zram and zswap, in all zones.
+    zspages_kib: Option<u64>,
     hugetlb_kib: Option<u64>,
     free_swap_kib: Option<u64>,
     total_swap_kib: Option<u64>,
@@ -341,10 +348,16 @@ impl ReportedHostMemory {
     fn read_zone(&mut self, line: &[u8]) -> bool {
         let words = || line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
         let value = |key: &[u8], unit: &[u8]| words().find_map(|word| leading(word.strip_prefix(key)?, unit));
+        let add = |sum: &mut Option<u64>, kib: Option<u64>| {
+            *sum = sum.map_or(kib, |sum| Some(sum.saturating_add(kib.unwrap_or(0))));
+        };
         // of a node, or before 5.11 of its zones
         if let Some(kib) = value(b"kernel_stack:", b"kB") {
-            let sum = self.kernel_stack_kib.get_or_insert(0);
-            *sum = sum.saturating_add(kib);
+            add(&mut self.kernel_stack_kib, Some(kib));
+            // since 6.17 and 7.0
+            add(&mut self.balloon_kib, value(b"Balloon:", b"kB"));
+            add(&mut self.gpu_active_kib, value(b"gpu_active:", b"kB"));
+            add(&mut self.gpu_reclaim_kib, value(b"gpu_reclaim:", b"kB"));
             return true;
         }
         if let (Some(pages), Some(kib)) = (value(b"hugepages_total=", b""), value(b"hugepages_size=", b"kB"))
@@ -353,6 +366,7 @@ impl ReportedHostMemory {
             *sum = sum.saturating_add(pages.saturating_mul(kib));
             return true;
         }
+        add(&mut self.zspages_kib, value(b"zspages:", b"kB"));
         if let (Some(free), Some(low)) = (value(b"free:", b"kB"), value(b"low:", b"kB")) {
             if let Some(zone) = find(line, b" free:").and_then(|end| self.zone(&line[..end])) {
                 (zone.free_kib, zone.low_kib) = (Some(free), Some(low));
@@ -467,6 +481,14 @@ impl ReportedHostMemory {
         report.swap_limit_bytes = self.total_swap_kib.map(kib);
         report.swap_bytes =
             self.total_swap_kib.zip(self.free_swap_kib).map(|(all, free)| kib(all.saturating_sub(free)));
+        report.gpu_bytes = self.gpu_active_kib.map(kib).filter(|bytes| *bytes > 0);
+        report.gpu_pool_bytes = self.gpu_reclaim_kib.map(kib).filter(|bytes| *bytes > 0);
+        report.balloon_bytes = self.balloon_kib.map(kib).filter(|bytes| *bytes > 0);
+        report.compressed_swap_bytes = self.zspages_kib.map(kib).filter(|bytes| *bytes > 0);
+        // locked pages are on no other list, and the lists of each CPU are free
+        let locked =
+            ["unevictable", "free_pcp"].into_iter().filter_map(get).map(bytes).fold(0, u64::saturating_add);
+        report.account_for(locked);
         report.incomplete |= self.total.is_none() || report.anon_bytes.is_none();
     }
 }

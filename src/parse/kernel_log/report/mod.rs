@@ -29,6 +29,9 @@ const MAX_RECORDS: u32 = 200_000;
 /// delays each record by some milliseconds.
 const MAX_PAUSE_USEC: u64 = 10_000_000;
 
+/// Refusals of NVIDIA's driver that are at most this far before a kill, and between each other, belong together.
+const REFUSALS_USEC: u64 = 300_000_000;
+
 /// The kernel's report around an OOM kill. A value that the kernel did not print is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -85,6 +88,24 @@ pub struct OomReport {
     /// Pages reserved as huge pages, used or not; of the host only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugetlb_bytes: Option<u64>,
+    /// Pages that drivers of GPUs hold (Linux 7.0 and later); of the host only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_bytes: Option<u64>,
+    /// Pages that drivers of GPUs keep for later, and would give back; of the host only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_pool_bytes: Option<u64>,
+    /// Memory that the hypervisor took back; of a virtual machine only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub balloon_bytes: Option<u64>,
+    /// Compressed pages of swap that are in memory (zram, zswap); of the host only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compressed_swap_bytes: Option<u64>,
+    /// Memory in use that no other figure here explains; absent where one of them is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unaccounted_bytes: Option<u64>,
+    /// How often NVIDIA's driver was refused memory before, each less than five minutes before the next or the kill.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub driver_refusals: u32,
     /// Page cache that waits to be written to a disk, which the kernel cannot drop before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_bytes: Option<u64>,
@@ -184,7 +205,31 @@ pub struct RoleRange {
     pub max_rss_bytes: u64,
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
 impl OomReport {
+    /// Sets what none of the kinds explains. `others`: memory of no kind.
+    fn account_for(&mut self, others: u64) {
+        let Self { usage_bytes, anon_bytes, file_bytes, shmem_bytes, kernel_bytes, .. } = self;
+        let optional = [
+            self.hugetlb_bytes,
+            self.gpu_bytes,
+            self.gpu_pool_bytes,
+            self.balloon_bytes,
+            self.compressed_swap_bytes,
+            Some(others),
+        ];
+        let known =
+            [*anon_bytes, *file_bytes, *shmem_bytes, *kernel_bytes].into_iter().collect::<Option<Vec<_>>>();
+        let known = known.map(|known| {
+            known.into_iter().chain(optional.into_iter().flatten()).fold(0, u64::saturating_add)
+        });
+        self.unaccounted_bytes = usage_bytes.zip(known).map(|(usage, known)| usage.saturating_sub(known));
+    }
+
     /// Maximum number of processes in an event.
     pub const MAX_PROCESSES: usize = 20;
 
@@ -208,6 +253,8 @@ pub struct ReportAssembler {
     /// Columns of the newest table: they are the same for all tables of one kernel.
     columns: Option<Columns>,
     block: Option<Box<ReportBlock>>,
+    /// When NVIDIA's driver was last refused memory, and how often without a pause.
+    refusals: (u64, u32),
 }
 
 /// What is known of an open block.
@@ -217,6 +264,8 @@ struct ReportBlock {
     order: Option<i32>,
     has_begin: bool,
     is_damaged: bool,
+    /// Memory that was refused, for which nothing was killed.
+    is_refusal: bool,
     records: u32,
     last_usec: u64,
     context_pid: Option<u32>,
@@ -239,7 +288,9 @@ impl ReportAssembler {
             }
             Some(Line::Killed(killed)) => {
                 let block = self.block.take().filter(|block| block.includes(usec))?;
-                return block.finish(killed, self.page_bytes);
+                let (last, count) = self.refusals;
+                let driver_refusals = if usec.saturating_sub(last) <= REFUSALS_USEC { count } else { 0 };
+                return Some(OomReport { driver_refusals, ..block.finish(killed, self.page_bytes)? });
             }
             Some(Line::NoKill(NoKill::AlreadyExiting)) => self.block = None,
             Some(Line::NoKill(NoKill::NoVictim | NoKill::Panic | NoKill::PanicNoVictim)) => {
@@ -254,7 +305,7 @@ impl ReportAssembler {
 
     /// Returns true if the begin of a block was read, and not its end.
     pub fn is_in_block(&self) -> bool {
-        self.block.is_some()
+        self.block.as_ref().is_some_and(|block| !block.is_refusal)
     }
 
     /// Notes that records are missing: a block that was open may have ended among them.
@@ -263,7 +314,20 @@ impl ReportAssembler {
     }
 
     fn fold(&mut self, usec: u64, text: &[u8]) {
+        if text.starts_with(b"NVRM: ") && find(text, b"[NV_ERR_NO_MEMORY]").is_some() {
+            let (last, count) = self.refusals;
+            let before = if usec.saturating_sub(last) <= REFUSALS_USEC { count } else { 0 };
+            self.refusals = (usec, before.saturating_add(1));
+        }
         match &mut self.block {
+            // the kernel shows its memory as at a kill
+            None if find(text, b": page allocation failure: order:").is_some() => {
+                self.block = Some(Box::new(ReportBlock {
+                    is_refusal: true,
+                    last_usec: usec,
+                    ..ReportBlock::default()
+                }));
+            }
             None if !is_part_of_block(text) => {}
             None => {
                 // the begin of the block was overwritten
@@ -349,6 +413,9 @@ impl ReportBlock {
     }
 
     fn finish(self, killed: &Killed, page_bytes: Option<u64>) -> Option<OomReport> {
+        if self.is_refusal {
+            return None;
+        }
         let Self { requested_by, order, cgroup, host, table, context_pid, nodes, .. } = self;
         let page = page_bytes.or(host.page_bytes()).or_else(|| table.page_bytes(killed, context_pid));
         let has_memory = cgroup.is_known() || host.is_known();

@@ -60,6 +60,7 @@ fn folds_recorded_block_of_cgroup_v1() {
         file_bytes: Some(0),
         shmem_bytes: Some(0),
         kernel_bytes: Some(404 << 10),
+        unaccounted_bytes: Some(0),
         dirty_bytes: Some(0),
         swap_bytes: Some(0),
         cgroup: "/docker/13739abf5e8e4d06df24f17677521acdff6e99f23a435204a9c314051f22bc48".into(),
