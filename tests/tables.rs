@@ -64,6 +64,14 @@ fn every_family_is_in_a_test_or_a_golden_file() {
 }
 
 #[test]
+fn page_of_deaths_has_the_texts() {
+    let path = "docs/deaths.md";
+    let page = std::fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).expect(path);
+    let head = page.split("| text |").next().expect("a head");
+    golden(path, &format!("{head}{}", reference_docs::texts()));
+}
+
+#[test]
 fn runbook_of_xids_has_the_table() {
     let path = "docs/runbooks/MemledgerGpuXid.md";
     let runbook = std::fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR"))).expect(path);

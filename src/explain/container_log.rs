@@ -9,6 +9,10 @@ use crate::lifecycle::timing::{LOG_TOLERANCE, MAX_LOGGED_AGE};
 use crate::parse::log_error::{LogError, MemoryMonitor, ProgramLimit, RefusedMemory};
 use crate::text::bytes;
 
+/// Seconds from an error that ends a program to its end.
+const MAX_CAUSE_AGE: f64 = 60.0;
+/// The status after SIGINT.
+const SIGINT_STATUS: i64 = 130;
 /// Characters of a line that are kept.
 const MAX_LINE_CHARS: usize = 300;
 
@@ -100,14 +104,19 @@ pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
         return;
     }
     verdict.evidence.push(Evidence::new("log", line));
-    let Some(Explained { causes, cause, headline, text, advice }) = explained(&found.error) else {
+    let Some(ErrorExplanation { causes, cause, headline, text, advice }) = explained(&found.error) else {
         // one that ended it is in its events
         if !is_cuda_oom(verdict.cause) {
             verdict.also.push(format!("Its log has an error of GPU memory at {}.", time(found.at)));
         }
         return;
     };
-    let is_open = causes.contains(&verdict.cause);
+    // a program that survived it, or gave up later, has another reason: only workers are replaced for a while
+    let is_monitor = matches!(found.error, LogError::Monitor(_));
+    let is_recent = is_monitor || verdict.at.is_some_and(|at| at - found.at <= MAX_CAUSE_AGE);
+    // numpy ends with KeyboardInterrupt where OpenBLAS gets no thread
+    let is_other_signal = verdict.cause == Cause::EndedBySignal && verdict.exit_code != Some(SIGINT_STATUS);
+    let is_open = causes.contains(&verdict.cause) && is_recent && !is_other_signal;
     // a kill of an unknown container may have been the cause
     if is_open && verdict.confidence != Confidence::Unsure {
         (verdict.cause, verdict.confidence) = (cause, Confidence::Likely);
@@ -136,7 +145,7 @@ fn add_error_without_end(verdict: &mut Verdict, found: &LoggedError, started: Op
         None => verdict
             .also
             .push(format!("Its log has an error of GPU memory at {at}, the last out-of-memory error in it.")),
-        Some(Explained { text, advice, .. }) => {
+        Some(ErrorExplanation { text, advice, .. }) => {
             verdict.also.push(format!("{text} It is of {at}, the last out-of-memory error in the log."));
             verdict.advice.push(advice.to_owned());
         }
@@ -144,7 +153,7 @@ fn add_error_without_end(verdict: &mut Verdict, found: &LoggedError, started: Op
 }
 
 /// What an error in a log says of an end.
-struct Explained {
+struct ErrorExplanation {
     /// The causes that leave open what it was.
     causes: &'static [Cause],
     /// The cause that it then was.
@@ -159,10 +168,10 @@ struct Explained {
 const OPEN: &[Cause] = &[Cause::ErrorExit, Cause::CrashedSignal];
 
 /// Returns what an error says; `None` for one of GPU memory, which is an event of its own.
-fn explained(error: &LogError) -> Option<Explained> {
+fn explained(error: &LogError) -> Option<ErrorExplanation> {
     Some(match error {
         LogError::Cuda(_) => return None,
-        LogError::Shm => Explained {
+        LogError::Shm => ErrorExplanation {
             causes: &[Cause::ErrorExit, Cause::CrashedSignal, Cause::ShmFull],
             cause: Cause::ShmFull,
             headline: None,
@@ -172,14 +181,13 @@ fn explained(error: &LogError) -> Option<Explained> {
         },
         LogError::Refused(refused) => {
             let (text, advice) = refused_words(*refused);
-            Explained { causes: OPEN, cause: Cause::AllocationFailed, headline: None, text, advice }
+            ErrorExplanation { causes: OPEN, cause: Cause::AllocationFailed, headline: None, text, advice }
         }
         LogError::OwnLimit(limit) => {
             let (headline, text, advice) = own_limit_words(*limit);
-            Explained { causes: OPEN, cause: Cause::OwnLimit, headline: Some(headline), text, advice }
+            ErrorExplanation { causes: OPEN, cause: Cause::OwnLimit, headline: Some(headline), text, advice }
         }
-        LogError::Threads => Explained {
-            // numpy ends with KeyboardInterrupt, status 130, where OpenBLAS gets no thread
+        LogError::Threads => ErrorExplanation {
             causes: &[Cause::ErrorExit, Cause::CrashedSignal, Cause::EndedBySignal],
             cause: Cause::ThreadsRefused,
             headline: None,
@@ -188,7 +196,7 @@ fn explained(error: &LogError) -> Option<Explained> {
                      ulimit -u of the user, which counts all containers of that user, and ulimit -v. Fewer threads: OMP_NUM_THREADS, OPENBLAS_NUM_THREADS, \
                      NUM_WORKERS.",
         },
-        LogError::Monitor(MemoryMonitor::Ray) => Explained {
+        LogError::Monitor(MemoryMonitor::Ray) => ErrorExplanation {
             causes: OPEN,
             cause: Cause::KilledByMonitor,
             headline: Some("KILLED by Ray: a worker, and the program then ended"),
@@ -197,7 +205,7 @@ fn explained(error: &LogError) -> Option<Explained> {
             advice: "Fewer tasks at once (num_cpus or memory= of a task), more memory, or another threshold: RAY_memory_usage_threshold; \
                      RAY_memory_monitor_refresh_ms=0 switches the monitor off, and the kernel kills then.",
         },
-        LogError::Monitor(MemoryMonitor::Dask) => Explained {
+        LogError::Monitor(MemoryMonitor::Dask) => ErrorExplanation {
             causes: OPEN,
             cause: Cause::KilledByMonitor,
             headline: Some("KILLED by dask's nanny: a worker, and the program then ended"),
@@ -218,7 +226,7 @@ fn refused_words(refused: RefusedMemory) -> (&'static str, &'static str) {
              mappings; or a request that is larger than RAM and swap together (a batch or an array of a wrong shape).",
         ),
         RefusedMemory::Pinned => (
-            "Its log has pinned memory of the host that was refused, in the words of an error of GPU memory: it is not the GPU's.",
+            "Its log has an error of GPU memory where memory of the host is pinned: most often that was refused, and not the GPU's.",
             "Pinned memory counts against the container's limit and ulimit -l (docker run --ulimit memlock=-1): less of it (pin_memory=False, smaller \
              offload buffers), or a higher limit.",
         ),
@@ -260,9 +268,19 @@ fn own_limit_words(limit: ProgramLimit) -> (&'static str, &'static str, &'static
             "max_memory_usage of a query, max_server_memory_usage of the server; or less at once (max_bytes_before_external_group_by spills).",
         ),
         ProgramLimit::Redis => (
-            "ITS OWN LIMIT was reached (maxmemory of Redis)",
-            "Its log says that Redis reached its maxmemory: the container may have had room.",
-            "A higher maxmemory, or a maxmemory-policy that evicts.",
+            "THE LIMIT OF A REDIS was reached (maxmemory)",
+            "Its log says that a Redis which it uses reached its maxmemory: that is often another container.",
+            "A higher maxmemory of that Redis, or a maxmemory-policy that evicts.",
+        ),
+        ProgramLimit::DotNet => (
+            "ITS OWN LIMIT was reached (the heap of .NET)",
+            "Its log says that the heap of .NET was full: in a container that is three quarters of its limit by default.",
+            "DOTNET_GCHeapHardLimitPercent or DOTNET_GCHeapHardLimit, a higher limit of the container, or less data in the heap.",
+        ),
+        ProgramLimit::R => (
+            "ITS OWN LIMIT was reached (mem.maxVSize of R)",
+            "Its log says that R reached its limit of vectors: the container may have had room.",
+            "A higher mem.maxVSize() or R_MAX_VSIZE, or less data at once.",
         ),
         ProgramLimit::Php => (
             "ITS OWN LIMIT was reached (memory_limit of PHP)",

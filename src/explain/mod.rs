@@ -274,6 +274,9 @@ pub struct Verdict {
     /// When and how it ended, where `what` adds a reason that a log may replace: no sentence yet.
     #[serde(skip)]
     pub ended: Option<String>,
+    /// The exit code.
+    #[serde(skip)]
+    pub exit_code: Option<i64>,
     /// Other events of the same run, one line each.
     pub also: Vec<String>,
     /// Evidence in the order in which it arrived.
@@ -734,6 +737,7 @@ pub fn verdict_without_events(
         confidence: if is_stalled { Confidence::Certain } else { Confidence::Unsure },
         exit_reason: None,
         ended: None,
+        exit_code: None,
         at: None,
         requested_at: now,
         what,

@@ -21,6 +21,7 @@ pub fn explain_notice(notice: &KillNotice, now: f64) -> Verdict {
         confidence: Confidence::Likely,
         exit_reason: None,
         ended: None,
+        exit_code: None,
         at: None,
         log_time: Some(notice.time.clone()).filter(|time| !time.is_empty()),
         requested_at: now,
@@ -143,7 +144,7 @@ fn advice(notice: &KillNotice) -> Vec<String> {
     };
     let settings = match notice.source {
         NoticeSource::Oomd => {
-            "systemd-oomd kills the cgroup that grew under pressure: ManagedOOMMemoryPressureLimit= and ManagedOOMSwap= of the unit that it \
+            "systemd-oomd kills by memory pressure or by use of swap: ManagedOOMMemoryPressureLimit= and ManagedOOMSwap= of the unit that it \
              names set when, ManagedOOMPreference=avoid spares one. Else use less memory in it, or give it a limit of its own (MemoryMax=)."
                 .to_owned()
         }
@@ -167,7 +168,7 @@ fn advice(notice: &KillNotice) -> Vec<String> {
             name(&notice.unit)
         ),
         NoticeSource::Kubelet | NoticeSource::Containerd | NoticeSource::Kubectl if notice.limit == "none" => {
-            "It has no memory limit: the node ran out, or the limit of all pods was reached. Give it requests, and each pod a limit.".to_owned()
+            "It has no memory limit: the node ran out, or the limit of all pods was reached. Give it a request, and every pod a memory limit.".to_owned()
         }
         NoticeSource::Kubelet | NoticeSource::Kubectl => {
             format!("Raise resources.limits.memory of the container{limit}, if that limit was reached.")

@@ -76,6 +76,7 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
         confidence,
         exit_reason: run.exit.and_then(|exit| exit.reason),
         ended: run.exit.map(ended).filter(|_| lead.is_none()),
+        exit_code: run.exit.and_then(|exit| exit.exit_code),
         at: lead
             .map(|kill| kill.at)
             .or(run.exit.map(|exit| exit.at))
@@ -149,6 +150,7 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
         confidence,
         exit_reason: None,
         ended: None,
+        exit_code: None,
         at: Some(kill.at).filter(|_| run.log_time.is_none()),
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         requested_at: now,
@@ -291,6 +293,7 @@ pub(super) fn without_kill<'a>(run: &RunSummary<'a>, kill: &'a Kill, no_kill: No
         confidence: Confidence::Certain,
         exit_reason: None,
         ended: None,
+        exit_code: None,
         at: None,
         log_time: run.log_time.filter(|time| !time.is_empty()).map(str::to_owned),
         requested_at: now,

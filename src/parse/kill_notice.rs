@@ -182,7 +182,9 @@ impl NoticeReader {
         let of_unit = |known: &KillNotice| known.unit == unit || unit_of(&known.cgroup) == unit;
         let is_failure = rest == "Failed with result 'oom-kill'.";
         if KILLED.contains(&rest) || is_failure {
-            if self.units.insert(unit.clone(), is_failure) != Some(false) {
+            let is_known = is_failure
+                && self.notices.last().is_some_and(|last| last.source == NoticeSource::Oomd && of_unit(last));
+            if self.units.insert(unit.clone(), is_failure) != Some(false) && !is_known {
                 self.add(KillNotice { unit, time, ..KillNotice::default() });
             }
         } else if rest.starts_with("systemd-oomd killed ") && rest.ends_with(" in this unit.") {
@@ -194,7 +196,7 @@ impl NoticeReader {
                     ..KillNotice::default()
                 });
             }
-            self.units.insert(unit, true);
+            self.units.insert(unit, false);
         } else if ["Start", "Stopped", "Deactivated successfully", "Scheduled restart"]
             .iter()
             .any(|it| rest.starts_with(it))
@@ -358,6 +360,8 @@ impl NoticeReader {
             KillNotice { source: NoticeSource::Kubectl, pod, namespace, node, ..KillNotice::default() };
         let described = std::mem::replace(&mut self.described, next);
         if std::mem::take(&mut self.is_described) {
+            let limit = if described.limit.is_empty() { "none".to_owned() } else { described.limit.clone() };
+            let described = KillNotice { limit, ..described };
             self.notices.push(KillNotice { source: NoticeSource::Kubectl, ..described });
         }
     }
@@ -473,10 +477,15 @@ fn parse_containerd(line: &str) -> Option<KillNotice> {
     let container_id = id_in(line);
     (is_oom && !container_id.is_empty()).then(|| KillNotice {
         source: NoticeSource::Containerd,
-        time: printable(event.map_or("", |(time, _)| time).as_bytes()),
+        time: printable(event.map_or_else(|| time_field(line), |(time, _)| time).as_bytes()),
         container_id,
         ..KillNotice::default()
     })
+}
+
+/// Returns the time of `time="..."`; empty without it.
+fn time_field(line: &str) -> &str {
+    line.split_once("time=\"").and_then(|(_, rest)| rest.split_once('"')).map_or("", |(time, _)| time)
 }
 
 /// `[talos] Sending SIGKILL to cgroup {... "cgroup": "/sys/fs/cgroup/kubepods/..."}`.
@@ -631,10 +640,11 @@ mod tests {
     }
 
     #[test]
-    fn monitor_and_systemd_speak_of_one_kill() {
+    fn kill_by_a_monitor_is_one_notice() {
         let notice = one(
             "Nov 03 11:20:06 ws systemd-oomd[840]: Killed /user.slice/a/vte.scope due to memory pressure for /user.slice being 71.07% > 50.00%\n\
-             Nov 03 11:20:06 ws systemd[1837]: vte.scope: systemd-oomd killed 12 process(es) in this unit.",
+             Nov 03 11:20:06 ws systemd[1837]: vte.scope: systemd-oomd killed 12 process(es) in this unit.\n\
+             Nov 03 11:20:06 ws systemd[1837]: vte.scope: Failed with result 'oom-kill'.",
         );
         assert_eq!((notice.source, &*notice.cgroup), (NoticeSource::Oomd, "/user.slice/a/vte.scope"));
         assert!(notice.reason.starts_with("memory pressure for"), "{notice:?}");

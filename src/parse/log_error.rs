@@ -22,6 +22,20 @@ pub enum LogError {
     Monitor(MemoryMonitor),
 }
 
+impl LogError {
+    /// Returns what the error is of, in words.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Cuda(_) => "GPU memory",
+            Self::Shm => "shared memory full",
+            Self::Refused(_) => "memory was refused",
+            Self::OwnLimit(_) => "a limit of the program's own",
+            Self::Threads => "threads or processes were refused",
+            Self::Monitor(_) => "killed by a monitor",
+        }
+    }
+}
+
 /// Memory that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusedMemory {
@@ -46,8 +60,12 @@ pub enum ProgramLimit {
     DuckDb,
     /// The limits of ClickHouse.
     ClickHouse,
-    /// `maxmemory` of Redis.
+    /// `maxmemory` of a Redis that it uses.
     Redis,
+    /// The heap of .NET.
+    DotNet,
+    /// `mem.maxVSize` of R.
+    R,
     /// `memory_limit` of PHP.
     Php,
 }
@@ -65,8 +83,7 @@ pub enum MemoryMonitor {
 struct ErrorText {
     parts: &'static [&'static str],
     error: LogError,
-    /// What was seen to print it.
-    #[allow(dead_code)] // for whoever reads the table
+    /// What was seen to print it, or whose source has it.
     seen: &'static str,
 }
 
@@ -79,11 +96,12 @@ const JAVA: LogError = LogError::OwnLimit(ProgramLimit::Java);
 const NODE: LogError = LogError::OwnLimit(ProgramLimit::Node);
 
 /// Texts of errors, in the order in which they are tried.
-const TEXTS: [ErrorText; 65] = [
+static TEXTS: &[ErrorText] = &[
     text(&["insufficient shared memory (shm)"], LogError::Shm, "torch 2"),
     text(&["is killed by signal: Bus error"], LogError::Shm, "torch 2, DataLoader"),
     text(&["ERROR: Unexpected bus error encountered in worker"], LogError::Shm, "torch 2, DataLoader"),
     text(&["unable to write to file </torch_"], LogError::Shm, "torch 1"),
+    text(&["unable to resize file </torch_", "No space left on device"], LogError::Shm, "torch 2"),
     text(&["unable to allocate shared memory(shm) for file"], LogError::Shm, "torch 2.15"),
     text(&["No space left on device: '/dev/shm"], LogError::Shm, "CPython 3"),
     text(&["/dev/shm/", "No space left on device"], LogError::Shm, "NCCL 2.27"),
@@ -106,12 +124,17 @@ const TEXTS: [ErrorText; 65] = [
     text(&["libgomp: Thread creation failed: Resource temporarily unavailable"], LogError::Threads, "gcc 12"),
     text(&["pthread_create failed", "Resource temporarily unavailable"], LogError::Threads, "OpenBLAS"),
     text(&["creation via pthread_create() failed"], LogError::Threads, "tensorflow 2.21"),
-    text(&["fork: retry: Resource temporarily unavailable"], LogError::Threads, "bash 5.2"),
     text(&["fork: Resource temporarily unavailable"], LogError::Threads, "bash 5.2"),
     text(&["fork failed: Resource temporarily unavailable"], LogError::Threads, "zsh"),
-    text(&["Cannot fork"], LogError::Threads, "dash 0.5"),
+    text(&[": Cannot fork"], LogError::Threads, "dash 0.5"),
     text(&["failed to spawn thread", "code: 11"], LogError::Threads, "Rust 1.95"),
     text(&["failed to spawn thread", "Resource temporarily unavailable"], LogError::Threads, "Rust 1.95"),
+    text(&["ThreadPoolBuildError", "code: 11"], LogError::Threads, "rayon 1"),
+    text(&["OS can't spawn worker thread", "os error 11"], LogError::Threads, "tokio 1"),
+    text(&["fork/exec ", ": resource temporarily unavailable"], LogError::Threads, "Go 1"),
+    text(&["blas_thread_init: pthread_create"], LogError::Threads, "OpenBLAS 0.3"),
+    text(&["OMP: Error #34"], LogError::Threads, "Intel OpenMP"),
+    text(&["spawn EAGAIN"], LogError::Threads, "Node.js 20"),
     text(&["what():  Resource temporarily unavailable"], LogError::Threads, "g++ 12, std::thread"),
     text(&["failed to create new OS thread", "errno=11"], LogError::Threads, "Go 1"),
     text(&["can't create Thread: Resource temporarily unavailable"], LogError::Threads, "Ruby 3"),
@@ -127,18 +150,36 @@ const TEXTS: [ErrorText; 65] = [
         JAVA,
         "OpenJDK 17, CrashOnOutOfMemoryError",
     ),
+    text(&["java.lang.OutOfMemoryError: PermGen space"], JAVA, "OpenJDK 7"),
+    text(&["OutOfDirectMemoryError: failed to allocate"], JAVA, "Netty 4"),
+    text(&["SparkOutOfMemoryError: "], JAVA, "Spark 3"),
+    text(&["java.lang.OutOfMemoryError: Map failed"], REFUSED, "OpenJDK 17"),
+    text(&["System.OutOfMemoryException"], LogError::OwnLimit(ProgramLimit::DotNet), ".NET 8"),
+    text(&["Allocation failed - process out of memory"], NODE, "Node.js 8"),
     text(&["JavaScript heap out of memory"], NODE, "Node.js 20"),
     text(&["ERR_WORKER_OUT_OF_MEMORY"], NODE, "Node.js 20"),
     text(&["Worker terminated due to reaching memory limit"], NODE, "Node.js 20"),
+    text(&["Out of Memory Error: ", "(bad allocation)"], REFUSED, "duckdb"),
     text(&["Out of Memory Error: ", "used)"], LogError::OwnLimit(ProgramLimit::DuckDb), "duckdb 2.0"),
     text(
         &["OutOfMemoryException: Out of Memory Error:"],
         LogError::OwnLimit(ProgramLimit::DuckDb),
         "duckdb 2.0",
     ),
-    text(&["MEMORY_LIMIT_EXCEEDED"], LogError::OwnLimit(ProgramLimit::ClickHouse), "ClickHouse 24"),
+    text(
+        &["DB::Exception: ", "MEMORY_LIMIT_EXCEEDED"],
+        LogError::OwnLimit(ProgramLimit::ClickHouse),
+        "ClickHouse 24",
+    ),
+    text(&["DB::Exception: Memory limit ("], LogError::OwnLimit(ProgramLimit::ClickHouse), "ClickHouse 20"),
     text(&["OOM command not allowed when used memory >"], LogError::OwnLimit(ProgramLimit::Redis), "Redis 7"),
     text(&["Allowed memory size of ", " bytes exhausted"], LogError::OwnLimit(ProgramLimit::Php), "PHP 8"),
+    text(&["vector memory exhausted (limit reached?)"], LogError::OwnLimit(ProgramLimit::R), "R 4"),
+    text(&["vector memory limit of ", "reached"], LogError::OwnLimit(ProgramLimit::R), "R 4.4"),
+    text(&["Failed to create CoreCLR", "0x8007000E"], REFUSED, ".NET 8"),
+    text(&["spawn ENOMEM"], REFUSED, "Node.js 20"),
+    text(&["OutOfMemoryError()"], REFUSED, "Julia 1"),
+    text(&["libgomp: Out of memory allocating"], REFUSED, "gcc 12"),
     text(&["NvMapMem", " error 12"], LogError::Refused(RefusedMemory::Shared), "JetPack 6"),
     text(
         &["model requires more system memory"],
@@ -147,10 +188,14 @@ const TEXTS: [ErrorText; 65] = [
     ),
     text(&["DefaultCPUAllocator: can't allocate memory"], REFUSED, "torch 2.15"),
     text(&["DefaultCPUAllocator: not enough memory"], REFUSED, "torch 2, Windows"),
-    text(&["std::bad_alloc"], REFUSED, "g++ 12; lightgbm 4.7; faiss 1.15"),
+    text(&["what():  std::bad_alloc"], REFUSED, "g++ 12"),
+    text(&["instance of 'std::bad_alloc'"], REFUSED, "g++ 12"),
+    text(&["exception of type std::bad_alloc"], REFUSED, "libc++"),
+    text(&["Error: std::bad_alloc"], REFUSED, "lightgbm 4.7, faiss 1.15"),
     text(&["Cannot allocate memory"], REFUSED, "glibc 2.36"),
     text(&["cannot allocate memory"], REFUSED, "Go 1, of syscall"),
-    text(&["runtime: out of memory"], REFUSED, "Go 1"),
+    text(&["fatal error: runtime: out of memory"], REFUSED, "Go 1"),
+    text(&["runtime: out of memory: cannot allocate"], REFUSED, "Go 1"),
     text(&["_ArrayMemoryError: Unable to allocate"], REFUSED, "numpy 2.4"),
     text(&["MemoryError: Unable to allocate"], REFUSED, "numpy 1, pandas 2"),
     text(&["ArrowMemoryError: malloc of size", "failed"], REFUSED, "pyarrow 26"),
@@ -169,6 +214,22 @@ const TEXTS: [ErrorText; 65] = [
     text(&["os::commit_memory", "errno=12"], REFUSED, "OpenJDK 17"),
 ];
 
+/// Lines with these words are no error of memory, or one that a program survives.
+const HARMLESS: [&str; 7] = [
+    "in static TLS block",     // of the order in which libraries are loaded
+    "Operation not permitted", // of a file system that is mounted noexec
+    "Permission denied",
+    "_MEI", // the same, of PyInstaller in /tmp
+    "Unable to lock JVM Memory",
+    "Can't save in background", // Redis goes on
+    "retrying",
+];
+
+/// Returns the parts of each known text, what it is of, and what was seen to print it.
+pub fn known_texts() -> impl Iterator<Item = (&'static [&'static str], &'static str, &'static str)> {
+    TEXTS.iter().map(|known| (known.parts, known.error.kind(), known.seen))
+}
+
 /// Lines of a traceback above an error in which its cause is searched.
 const LINES_BEFORE: usize = 12;
 
@@ -184,21 +245,33 @@ pub fn find_errors(lines: &[&str]) -> Vec<(usize, LogError)> {
         };
         let cuda = CudaOomText::find(line).map(|found| {
             // the driver says the same of memory of the host
-            let is_pinned = found.framework == "torch" && found.tried.is_none() && has_before("pin_memory(");
+            let is_pinned = found.framework == "torch"
+                && found.tried.is_none()
+                && has_before("pin_memory(")
+                && !has_before("pin memory thread");
             match is_pinned {
                 true => LogError::Refused(RefusedMemory::Pinned),
                 false => LogError::Cuda(with_next_lines(found, &lines[number..])),
             }
         });
         let by_lines = || {
-            if line.trim_end() == "MemoryError" {
+            if line.starts_with("MemoryError") {
                 return Some(REFUSED);
             }
             // a semaphore is a file in /dev/shm, which this text does not name
             let is_semaphore = line.contains("[Errno 28] No space left on device") && has_before("SemLock");
             is_semaphore.then_some(LogError::Shm)
         };
-        let known = || TEXTS.iter().find(|known| has_parts(line, known.parts)).map(|known| known.error);
+        let is_harmless = || HARMLESS.iter().any(|words| line.contains(words));
+        // of a copy, the second path is the full one
+        let is_elsewhere = |error: &LogError| {
+            let copied = line.rsplit_once("' -> '").filter(|_| *error == LogError::Shm);
+            copied.is_some_and(|(_, to)| !to.contains("/dev/shm"))
+        };
+        let known = || {
+            let found = TEXTS.iter().find(|known| has_parts(line, known.parts)).map(|known| known.error)?;
+            (!is_harmless() && !is_elsewhere(&found)).then_some(found)
+        };
         cuda.or_else(known).or_else(by_lines)
     };
     (0..lines.len()).filter_map(|number| Some((number, of_line(number)?))).collect()
@@ -288,6 +361,25 @@ mod tests {
             (6, kind(&REFUSED)),
         ];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn line_that_is_only_like_an_error_stays_unclaimed() {
+        for line in [
+            "ImportError: /usr/lib/aarch64-linux-gnu/libgomp.so.1: cannot allocate memory in static TLS block",
+            "libz.so.1: failed to map segment from shared object: Operation not permitted",
+            "/tmp/_MEI01/libpython3.14.so.1.0: failed to map segment from shared object",
+            "OSError: [Errno 28] No space left on device: '/dev/shm/ckpt.pt' -> '/data/ckpt.pt'",
+            "caught std::bad_alloc, retrying with batch 16",
+            "Unable to lock JVM Memory: error=12, reason=Cannot allocate memory",
+            "# Can't save in background: fork: Cannot allocate memory",
+            "Cannot fork repository a/b",
+            "bash: fork: retry: Resource temporarily unavailable",
+            "the code MEMORY_LIMIT_EXCEEDED is in the documentation",
+            "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+        ] {
+            assert!(find_errors(&[line]).is_empty(), "{line}: {:?}", find_errors(&[line]));
+        }
     }
 
     /// What real programs printed: the beginning of a file's name says what it is of.

@@ -84,6 +84,16 @@ pub fn xids() -> String {
     text
 }
 
+/// Returns the table of the texts that `why --logs` knows.
+pub fn texts() -> String {
+    let mut text = String::from("| text | what it is of | seen from |\n| --- | --- | --- |\n");
+    for (parts, kind, seen) in memledger::parse::log_error::known_texts() {
+        let parts: Vec<String> = parts.iter().map(|part| format!("`{}`", part.trim())).collect();
+        let _ = writeln!(text, "| {} | {kind} | {seen} |", parts.join(" ... "));
+    }
+    text
+}
+
 /// Returns the text of `docs/config.md`.
 pub fn settings() -> String {
     let mut text = String::from(

@@ -22,6 +22,8 @@ use crate::ledger::store::{LedgerState, WriteBatch};
 use crate::lifecycle::timing::{EXIT_WINDOW, MAX_DRIFT, MAX_EVENT_DELAY, RECORD_TIMEOUT, SETTLED_AFTER};
 use crate::parse::kernel_log::kills::{KillAssembler, KillRecord};
 
+/// Seconds: a line of the log whose time is less certain has no order among the events.
+const MAX_UNCERTAINTY: f64 = 1.0;
 /// Seconds between two steps while something is pending.
 const STEP: f64 = 0.25;
 
@@ -299,8 +301,13 @@ impl PastEvidence {
     fn split_at(mut self, until: f64) -> (Self, Self) {
         let is_later = |event: &RuntimeEvent| !is_name(event) && event.at > until;
         let events = self.events.iter().position(is_later).unwrap_or(self.events.len());
-        // one of which the time is uncertain comes before the end that it may explain
-        let is_later = |line: &ObservedRecord| line.written.within.earliest > until;
+        // one whose time is uncertain comes before the end that it may explain
+        let is_certain = |line: &ObservedRecord| {
+            line.written.within.latest - line.written.within.earliest <= MAX_UNCERTAINTY
+        };
+        let is_later = |line: &ObservedRecord| {
+            line.written.within.earliest > until || is_certain(line) && line.written.at > until
+        };
         let lines = self.lines.iter().position(is_later).unwrap_or(self.lines.len());
         let later = Self { events: self.events.split_off(events), lines: self.lines.split_off(lines) };
         (self, later)
@@ -312,7 +319,7 @@ impl PastEvidence {
             self.events.iter().map(|event| (event.at, Item::Event(event))).collect();
         let mut last = 0.0_f64;
         for line in &self.lines {
-            last = last.max(line.written.within.earliest);
+            last = last.max(line.written.at);
             items.push((last, Item::Line(line)));
         }
         items.sort_by(|one, other| one.0.total_cmp(&other.0));
@@ -330,7 +337,7 @@ impl Item<'_> {
     fn at(&self) -> f64 {
         match self {
             Self::Event(event) => event.at,
-            Self::Line(line) => line.written.within.earliest,
+            Self::Line(line) => line.written.at,
         }
     }
 }

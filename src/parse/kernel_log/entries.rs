@@ -18,12 +18,16 @@ use crate::text::printable;
 const MAX_JSON_BYTES: usize = 32 << 20;
 /// Lines at the end of JSON that is cut, which are read as lines.
 const MAX_CUT_LINES: usize = 8;
-/// JSON in a string of JSON.
-const MAX_NESTING: usize = 8;
+/// Objects, arrays and strings with JSON in each other.
+const MAX_NESTING: usize = 32;
 /// A record of the kernel has at most some kilobytes.
 const MAX_ENTRY_BYTES: usize = 8 * 1024;
 /// A stamp, with the name of a host, is shorter.
 const MAX_PREFIX_BYTES: usize = 200;
+/// One of these is in each line of the kernel's OOM killer that a field is searched for.
+const KERNEL_WORDS: [&[u8]; 5] = [b"oom", b"emory", b"Killed", b"total_vm", b"[ "];
+/// Fields of CSV that are tried.
+const MAX_FIELDS: usize = 32;
 /// A field of CSV with the kernel's text begins before this.
 const MAX_FIELD_BEGIN: usize = 512;
 /// Parts in quotes of one line, and those that are tried as a time.
@@ -190,7 +194,7 @@ impl EntryReader {
         }
         let is_line = |item: &Value| item.as_str().is_some_and(|text| stamp_of_text(text).is_none());
         let fields: Vec<(Cow<'_, str>, &Value)> = match value {
-            Value::Object(map) if map.contains_key("MESSAGE") => {
+            Value::Object(map) if is_of_journal(map) => {
                 return out.extend(journal_entry(map, number));
             }
             Value::Object(map) => map.iter().map(|(key, value)| (Cow::Borrowed(&**key), value)).collect(),
@@ -205,7 +209,10 @@ impl EntryReader {
             }
             _ => return,
         };
-        if fields.iter().any(|(key, value)| is_of_program(key, value)) {
+        // a shipper's name beside the whole line of a log says nothing
+        let has_prefix = |value: &Value| value.as_str().is_some_and(|text| has_kernel_stamp(text.as_bytes()));
+        let is_shipped = fields.iter().any(|(_, value)| has_prefix(value));
+        if !is_shipped && fields.iter().any(|(key, value)| is_of_program(key, value)) {
             return;
         }
         let own = stamp_of_fields(&fields);
@@ -322,15 +329,18 @@ impl EntryReader {
     fn push_field(&mut self, line: &[u8], out: &mut Vec<TextEntry>) -> bool {
         let Some((key, value)) = journal_field(line) else {
             // of a field with several lines, or of bytes, the other lines are no fields
-            let is_end =
-                line.trim_ascii().is_empty() || find(line, b" [s=").is_some() || has_kernel_stamp(line);
+            let is_end = line.trim_ascii().is_empty()
+                || find(line, b" [s=").is_some()
+                || PrefixedLine::of(line).stamp.is_some()
+                || is_kernel_line(line);
             if self.fields.is_some() && !is_end {
                 return true;
             }
             self.end_of_fields(out);
             return false;
         };
-        let is_begin = key.starts_with('_') || key == "MESSAGE" || key == "PRIORITY";
+        let is_begin =
+            matches!(key, "__CURSOR" | "__REALTIME_TIMESTAMP" | "_TRANSPORT" | "_BOOT_ID" | "MESSAGE");
         if self.fields.is_none() && !is_begin {
             return false;
         }
@@ -448,7 +458,13 @@ impl JsonText {
     /// Begins with the next value of the same line.
     fn restart(&mut self, number: u64, begin: usize) {
         self.ends.retain(|end| *end > begin);
-        (self.number, self.begin, self.scanned) = (number, begin, begin);
+        (self.number, self.begin) = (number, begin);
+        if self.begin > self.bytes.len() / 2 {
+            self.bytes.drain(..self.begin).for_each(drop);
+            self.ends.iter_mut().for_each(|end| *end -= begin);
+            self.begin = 0;
+        }
+        self.scanned = self.begin;
         (self.open, self.end) = (OpenBrackets::default(), JsonEnd::Open);
         self.scan();
     }
@@ -541,7 +557,11 @@ fn stamp_of_fields(fields: &[(Cow<'_, str>, &Value)]) -> Option<EntryStamp> {
     times.sort_by_key(|(key, _)| key.len());
     times.into_iter().find_map(|(key, value)| match value {
         Value::String(text) => stamp_of_text(text),
-        Value::Number(time) if !is_column(key) => time.as_f64().map(stamp_of_number),
+        Value::Number(time) if !is_column(key) => {
+            // a number of seconds can be a duration
+            let is_since_boot = matches!(&*key.to_ascii_lowercase(), "time" | "ts" | "t" | "timestamp");
+            time.as_f64().filter(|time| is_since_boot || *time >= MIN_EPOCH).map(stamp_of_number)
+        }
         _ => None,
     })
 }
@@ -587,9 +607,12 @@ pub(super) fn since_boot_text(usec: u64) -> String {
 /// Returns the last part of a line of CSV without quotes that is the kernel's text, whose own commas are followed by a space.
 fn field(text: &[u8]) -> Option<&[u8]> {
     let text = &text[..text.len().min(MAX_ENTRY_BYTES)];
+    if !KERNEL_WORDS.iter().any(|word| find(text, word).is_some()) {
+        return None;
+    }
     let marks = (1..text.len().min(MAX_FIELD_BEGIN))
         .filter(|at| b",;\t".contains(&text[at - 1]) && text[*at] != b' ');
-    marks.map(|at| &text[at..]).rfind(|rest| is_kernel(rest))
+    marks.take(MAX_FIELDS).map(|at| &text[at..]).collect::<Vec<_>>().into_iter().rfind(|rest| is_kernel(rest))
 }
 
 /// A part of a line in quotes.
@@ -674,19 +697,17 @@ fn has_kernel_text(text: &str) -> bool {
         .any(|line| is_kernel(line) || escaped_lines(line).into_iter().any(is_kernel))
 }
 
+/// Returns whether an object is an entry of the journal.
+fn is_of_journal(map: &Map<String, Value>) -> bool {
+    map.contains_key("MESSAGE") && map.keys().any(|key| key.starts_with('_') || key == "SYSLOG_IDENTIFIER")
+}
+
 /// Returns whether a field says that another program than the kernel wrote the record.
 fn is_of_program(key: &str, value: &Value) -> bool {
-    const KEYS: [&str; 8] = [
-        "_TRANSPORT",
-        "transport",
-        "SYSLOG_IDENTIFIER",
-        "syslog_identifier",
-        "appname",
-        "program",
-        "programname",
-        "ident",
-    ];
-    KEYS.contains(&key) && value.as_str().is_some_and(|program| !program.is_empty() && program != "kernel")
+    const KEYS: [&str; 6] =
+        ["_transport", "transport", "syslog_identifier", "appname", "program", "programname"];
+    KEYS.contains(&&*key.to_ascii_lowercase())
+        && value.as_str().is_some_and(|program| !program.is_empty() && program != "kernel")
 }
 
 /// Returns whether a line begins with a stamp of the kernel in brackets.
@@ -799,6 +820,8 @@ mod tests {
             stamp("\"@timestamp\": \"2026-03-15T15:52:38Z\""),
             Some("2026-03-15T15:52:38Z".to_owned())
         );
+        assert_eq!(stamp("\"timeout\": 30, \"ts\": 1773589958"), utc);
+        assert_eq!(stamp("\"runtime\": 12.5"), None);
         assert_eq!(stamp("\"uptime\": \"-\""), None);
     }
 
@@ -825,6 +848,9 @@ mod tests {
             format!("{{\"program\":\"pytest\",\"msg\":{json}}}"),
             format!("__CURSOR=a\nMESSAGE={KILLED}\nTRACEBACK=x\nmore of it\n_TRANSPORT=journal\n"),
             format!("__CURSOR=a\nMESSAGE={KILLED}\n_COMM=python3\n"),
+            format!("{{\"PROGRAM\":\"pytest\",\"DATE\":\"Nov 22 08:49:56\",\"MESSAGE\":{json}}}"),
+            format!("2026-11-22 08:49:56,123 ERROR pytest: expected {json}"),
+            format!("2026-11-22T08:49:56Z stderr F got [  123.456789] {KILLED}"),
         ] {
             let (mut log, mut found) = (TextLog::default(), vec![]);
             entries(&text).iter().for_each(|entry| log.push(entry, &mut found));
@@ -848,6 +874,15 @@ mod tests {
         ] {
             let found = texts(&text);
             assert_eq!(found.last(), Some(&line), "{}", &text[..text.len().min(60)]);
+        }
+    }
+
+    #[test]
+    fn variable_of_an_environment_hides_no_line() {
+        for before in ["_=/usr/bin/env", "PRIORITY=high ./train.sh", "MESSAGE=hello"] {
+            let found = texts(&format!("{before}\nNov 22 08:49:56 host kernel: {KILLED}\n{KILLED}"));
+            assert_eq!(found.len(), 3, "{found:?}");
+            assert!(found[2] == KILLED && found[1].ends_with(KILLED), "{found:?}");
         }
     }
 

@@ -104,7 +104,10 @@ impl<'a> PrefixedLine<'a> {
             return behind_mark(plain.text).filter(|inner| inner.stamp.is_some()).unwrap_or(plain);
         }
         if plain.stamp.is_some() {
-            return behind_names(plain).unwrap_or(plain);
+            // in the log of a container, words before a stamp are what its program says
+            let prefix = &line[..line.len() - plain.text.len()];
+            let has_stream = prefix.ends_with(b" F ") || prefix.ends_with(b" P ");
+            return behind_names(plain).filter(|_| !has_stream).unwrap_or(plain);
         }
         rfc5424(line).or_else(|| talos(line)).or_else(|| behind_mark(line)).unwrap_or(plain)
     }
@@ -226,8 +229,10 @@ fn program(line: &[u8]) -> Option<&[u8]> {
                 }
                 _ => line.iter().position(|&byte| byte == b' ').filter(|end| is_seconds(&line[..*end]))?,
             };
-            // of `dmesg --time-format iso`
-            if line[..end].contains(&b',') {
+            // of `dmesg --time-format iso`: with a `T`, and no space before the time of day
+            let is_iso = line[..end].contains(&b',') && line.get(10) == Some(&b'T');
+            // of CSV
+            if is_iso || line[..end].contains(&b'"') {
                 return None;
             }
             (line[end..].trim_ascii_start(), false)
@@ -326,9 +331,14 @@ fn behind_mark(line: &[u8]) -> Option<PrefixedLine<'_>> {
 fn behind_names(line: PrefixedLine<'_>) -> Option<PrefixedLine<'_>> {
     let head = &line.text[..line.text.len().min(MAX_PREFIX_BYTES)];
     let is_begin = |at: &usize| head[at - 1] == b' ' && head[*at] == b'[';
-    let at = (1..head.len())
-        .filter(is_begin)
-        .find(|at| bracketed(&line.text[*at..]).is_some_and(|(inner, _)| is_seconds(inner)))?;
+    let at = (1..head.len()).find(is_begin)?;
+    // one name, or a set of labels: words are what a program says
+    let names = head[..at].trim_ascii();
+    let is_name = !names.contains(&b' ') || names.starts_with(b"{") && names.ends_with(b"}");
+    let has_stamp = bracketed(&line.text[at..]).is_some_and(|(inner, _)| is_seconds(inner));
+    if !is_name || !has_stamp {
+        return None;
+    }
     let inner = PrefixedLine::of_log(&line.text[at..]);
     (is_kernel_text(inner.text) || line.day.is_some()).then_some(PrefixedLine { stamp: line.stamp, ..inner })
 }
