@@ -8,9 +8,10 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use crate::clock::Timestamp;
-use crate::explain::{LoggedKills, Verdict, WhyDocument, explain_logged, explain_notice};
+use crate::explain::{LoggedKills, Verdict, WhyDocument, explain_logged, explain_notice, explain_refusal};
 use crate::export::verdict_text::{render, render_all, render_head};
 use crate::parse::kernel_log::entries::{EntryReader, TextEntry};
+use crate::parse::kernel_log::refusals::{KernelRefusal, RefusalReader};
 use crate::parse::kernel_log::text_log::{MissingLines, TextLine, TextLog, UnreadKill};
 use crate::parse::kill_notice::NoticeReader;
 
@@ -51,7 +52,7 @@ pub fn run(query: &LogQuery<'_>) -> anyhow::Result<ExitCode> {
         "-" => Box::new(std::io::stdin().lock()),
         file => Box::new(std::fs::File::open(file).with_context(|| format!("{file} cannot be opened"))?),
     };
-    let LogReader { entries, notices, log, kills, .. } =
+    let LogReader { entries, notices, refusals, log, kills, .. } =
         read(BufReader::new(input)).with_context(|| format!("{name} cannot be read"))?;
     let events = events_of_kubernetes(&notices);
     let (mut kills, omitted) = kills.finish();
@@ -64,9 +65,14 @@ pub fn run(query: &LogQuery<'_>) -> anyhow::Result<ExitCode> {
     if all == 0 {
         let mut found = notices.finish();
         found.retain(|notice| query.container.is_none_or(|wanted| notice.matches(wanted)));
-        found.drain(..if query.last { found.len().saturating_sub(1) } else { 0 });
-        if !found.is_empty() {
-            print(query, found.iter().map(|notice| explain_notice(notice, now)).collect())?;
+        let mut verdicts: Vec<Verdict> = found.iter().map(|notice| explain_notice(notice, now)).collect();
+        let is_wanted =
+            |refusal: &KernelRefusal| query.container.is_none_or(|wanted| refusal.matches(wanted));
+        let refusals = refusals.finish().into_iter().filter(is_wanted);
+        verdicts.extend(refusals.map(|refusal| explain_refusal(&refusal, now)));
+        verdicts.drain(..if query.last { verdicts.len().saturating_sub(1) } else { 0 });
+        if !verdicts.is_empty() {
+            print(query, verdicts)?;
             return Ok(ExitCode::SUCCESS);
         }
     }
@@ -181,7 +187,7 @@ fn read(mut input: impl BufRead) -> std::io::Result<LogReader> {
 
 fn read_lines(mut input: impl BufRead) -> std::io::Result<LogReader> {
     let (mut line, mut entries, mut notices) = (Vec::new(), EntryReader::default(), NoticeReader::default());
-    let mut reader = LogReader::default();
+    let (mut reader, mut refusals) = (LogReader::default(), RefusalReader::default());
     let (mut found, mut first, mut first_bytes) = (Vec::new(), Vec::new(), 0);
     loop {
         line.clear();
@@ -196,6 +202,7 @@ fn read_lines(mut input: impl BufRead) -> std::io::Result<LogReader> {
         }
         for entry in found.drain(..) {
             notices.push(&entry.text, entry.stamp.as_ref().map(|stamp| &*stamp.text));
+            refusals.push(&entry);
             reader.push(&entry);
             first_bytes += entry.text.len() + ENTRY_OVERHEAD;
             if first_bytes <= MAX_REVERSED_BYTES {
@@ -216,7 +223,7 @@ fn read_lines(mut input: impl BufRead) -> std::io::Result<LogReader> {
         }
     }
     reader.finish();
-    Ok(LogReader { entries, notices, ..reader })
+    Ok(LogReader { entries, notices, refusals, ..reader })
 }
 
 /// A log, and the kills in it.
@@ -224,6 +231,7 @@ fn read_lines(mut input: impl BufRead) -> std::io::Result<LogReader> {
 struct LogReader {
     entries: EntryReader,
     notices: NoticeReader,
+    refusals: RefusalReader,
     log: TextLog,
     kills: LoggedKills,
     found: Vec<TextLine>,

@@ -182,7 +182,7 @@ fn answers_without_serve_are_those_of_serve(world: &World, is_complete: bool) ->
         return Ok(()); // times do not show which end is of which run
     }
     let (shown, store) = play_without_serve(world);
-    // metrics and records of runs have the reasons of the events
+    // metrics and records of runs have the reasons of the events, as each OTLP record has that of its event
     totals_are_consistent(&store, world)?;
     verdicts_have_the_reasons_of_events(&store, world)?;
     verdicts_have_the_reasons_of_events(&shown, world)?;

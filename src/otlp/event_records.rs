@@ -121,3 +121,20 @@ fn any(value: &serde_json::Value) -> Option<AnyValue> {
     };
     Some(AnyValue { value: Some(value) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::{Exit, ExitReason};
+
+    #[test]
+    fn reason_of_an_exit_is_that_of_its_event_and_of_metrics() {
+        for reason in ExitReason::ALL {
+            let exit = Exit { reason: Some(reason), ..Exit::default() };
+            let record = record(&LedgerEvent::Exit(exit), Timestamp::now());
+            let found = record.attributes.into_iter().find(|pair| pair.key == "memledger.reason");
+            let wanted = Some(AnyValue { value: Some(Value::StringValue(reason.label().to_owned())) });
+            assert_eq!(found.and_then(|pair| pair.value), wanted);
+        }
+    }
+}

@@ -12,6 +12,7 @@ pub mod entries;
 mod fragments;
 pub mod kills;
 pub mod records;
+pub mod refusals;
 pub mod report;
 mod text_line;
 pub mod text_log;
