@@ -1,7 +1,7 @@
 //! Deaths by a lack of memory that the kernel does not log, by what programs print: of GPU memory ([`CudaOomText`]), of shared memory, of memory
 //! that was refused, of the program's own limit, of threads, and kills by monitors that act before the kernel does.
 //!
-//! [`TEXTS`] has each text with the version that was seen to print it.
+//! [`TEXTS`] has each text with the program that prints it.
 
 use super::cuda_oom::CudaOomText;
 
@@ -83,7 +83,7 @@ pub enum MemoryMonitor {
 struct ErrorText {
     parts: &'static [&'static str],
     error: LogError,
-    /// What was seen to print it, or whose source has it.
+    /// The program. With a version where it is recorded in tests/log-texts, or known from a report.
     seen: &'static str,
 }
 
@@ -108,9 +108,12 @@ static TEXTS: &[ErrorText] = &[
     text(&["while creating shared memory segment", "No space left on device"], LogError::Shm, "NCCL 2.27"),
     text(&["Call to posix_fallocate failed : No space left on device"], LogError::Shm, "NCCL 2.8"),
     // Ray names what it killed
-    text(&["killed due to the node running low on memory"], LogError::Monitor(MemoryMonitor::Ray), "Ray 2"),
+    text(
+        &["killed due to the node running low on memory"],
+        LogError::Monitor(MemoryMonitor::Ray),
+        "Ray 2.60",
+    ),
     text(&["killed due to memory pressure (OOM)"], LogError::Monitor(MemoryMonitor::Ray), "Ray 2"),
-    text(&["was killed due to memory running low"], LogError::Monitor(MemoryMonitor::Ray), "Ray 2.60"),
     text(
         &["distributed.nanny", "exceeded ", "% memory budget"],
         LogError::Monitor(MemoryMonitor::Dask),
@@ -225,7 +228,7 @@ const HARMLESS: [&str; 7] = [
     "retrying",
 ];
 
-/// Returns the parts of each known text, what it is of, and what was seen to print it.
+/// Returns the parts of each known text, what it is of, and which program prints it.
 pub fn known_texts() -> impl Iterator<Item = (&'static [&'static str], &'static str, &'static str)> {
     TEXTS.iter().map(|known| (known.parts, known.error.kind(), known.seen))
 }

@@ -86,7 +86,7 @@ pub fn xids() -> String {
 
 /// Returns the table of the texts that `why --logs` knows.
 pub fn texts() -> String {
-    let mut text = String::from("| text | what it is of | seen from |\n| --- | --- | --- |\n");
+    let mut text = String::from("| text | what it is of | program |\n| --- | --- | --- |\n");
     for (parts, kind, seen) in memledger::parse::log_error::known_texts() {
         let parts: Vec<String> = parts.iter().map(|part| format!("`{}`", part.trim())).collect();
         let _ = writeln!(text, "| {} | {kind} | {seen} |", parts.join(" ... "));
