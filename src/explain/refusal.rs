@@ -69,7 +69,7 @@ fn what(refusal: &KernelRefusal) -> String {
     };
     let times = match refusal.count {
         1 => String::new(),
-        count => format!(" {count} lines of the log say so in a row."),
+        count => format!(" It was logged {count} times in a row."),
     };
     let what = match refusal.kind {
         RefusalKind::Fork if refusal.container_id.is_empty() => format!(
@@ -88,7 +88,7 @@ fn what(refusal: &KernelRefusal) -> String {
         ),
         RefusalKind::Driver => "NVIDIA's driver was refused memory of the host (NV_ERR_NO_MEMORY)".to_owned(),
         RefusalKind::Abort => format!(
-            "{who} ended itself with abort(), as the first process of a container: it is no wild pointer, and its own last words have the reason"
+            "{who} faulted inside libc: most often that is abort() of the first process of a container, which its log explains, and no wild pointer"
         ),
         RefusalKind::Throttled => {
             format!("{who} has hung for minutes in the throttling of memory.high: its cgroup is above that limit, and the kernel slows it down")
@@ -115,7 +115,7 @@ fn advice(kind: RefusalKind) -> &'static str {
              (vLLM: --gpu-memory-utilization)."
         }
         RefusalKind::Abort => {
-            "The container's log has its last words: memledger why NAME --logs, or docker logs."
+            "Read the last lines of the container's log: memledger why NAME --logs, or docker logs."
         }
         RefusalKind::Throttled => {
             "Raise memory.high of its cgroup (systemd: MemoryHigh=; Kubernetes sets it with the feature MemoryQoS), or use less there: a limit without \

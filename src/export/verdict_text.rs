@@ -222,7 +222,7 @@ fn at_the_kill(text: &mut String, verdict: &Verdict, report: &OomReport, shown: 
     }
 }
 
-/// Returns whether what no counter explains is more than what they differ by: those of a cgroup are some megabytes late for each CPU.
+/// Returns whether what no counter explains is more than what they differ by: those of a cgroup are some hundred kilobytes late for each CPU.
 fn is_shown(unaccounted: u64, report: &OomReport) -> bool {
     report.usage_bytes.is_some_and(|usage| unaccounted >= MIN_UNACCOUNTED && unaccounted >= usage / 50)
 }

@@ -258,7 +258,7 @@ pub fn find_errors(lines: &[&str]) -> Vec<(usize, LogError)> {
             }
         });
         let by_lines = || {
-            if line.starts_with("MemoryError") {
+            if line.trim_end() == "MemoryError" || line.starts_with("MemoryError:") {
                 return Some(REFUSED);
             }
             // a semaphore is a file in /dev/shm, which this text does not name
@@ -380,6 +380,7 @@ mod tests {
             "bash: fork: retry: Resource temporarily unavailable",
             "the code MEMORY_LIMIT_EXCEEDED is in the documentation",
             "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+            "MemoryErrors so far: 0",
         ] {
             assert!(find_errors(&[line]).is_empty(), "{line}: {:?}", find_errors(&[line]));
         }

@@ -20,6 +20,13 @@ fn verdicts(name: &str, form: &str, log: &[u8]) -> Vec<Value> {
     verdicts
 }
 
+/// Returns the names of the logs that are text, with a record in each line.
+fn text_logs() -> impl Iterator<Item = String> {
+    let is_text =
+        |name: &String| [".dmesg", ".dmesg-T", ".journal", ".syslog"].iter().any(|end| name.ends_with(end));
+    logs().into_iter().filter(is_text)
+}
+
 fn each_line(log: &str, form: impl Fn(usize, &str) -> String) -> String {
     log.lines().enumerate().map(|(number, line)| form(number + 1, line) + "\n").collect()
 }
@@ -77,9 +84,7 @@ fn every_form_of_a_log_has_the_same_verdicts() {
         ("newest first", newest_first),
         ("after a text", |log| format!("Dear all,\nthis is what the host says:\n\n{log}\n-- \nA\n")),
     ];
-    let is_text =
-        |name: &String| [".dmesg", ".dmesg-T", ".journal", ".syslog"].iter().any(|end| name.ends_with(end));
-    for name in logs().into_iter().filter(is_text) {
+    for name in text_logs() {
         let log = std::fs::read_to_string(folder().join(&name)).expect("a log");
         let expected = verdicts(&name, "itself", log.as_bytes());
         for (form, change) in forms {
@@ -199,9 +204,7 @@ fn every_export_of_a_log_has_the_same_verdicts() {
             })
         }),
     ];
-    let is_text =
-        |name: &String| [".dmesg", ".dmesg-T", ".journal", ".syslog"].iter().any(|end| name.ends_with(end));
-    for name in logs().into_iter().filter(is_text) {
+    for name in text_logs() {
         let log = std::fs::read_to_string(folder().join(&name)).expect("a log");
         let expected = verdicts(&name, "itself", log.as_bytes());
         for (form, change) in forms {

@@ -354,7 +354,7 @@ impl ReportedHostMemory {
         // of a node, or before 5.11 of its zones
         if let Some(kib) = value(b"kernel_stack:", b"kB") {
             add(&mut self.kernel_stack_kib, Some(kib));
-            // since 6.17 and 7.0
+            // of new kernels: seen in 6.17, and the GPUs' in 7.2
             add(&mut self.balloon_kib, value(b"Balloon:", b"kB"));
             add(&mut self.gpu_active_kib, value(b"gpu_active:", b"kB"));
             add(&mut self.gpu_reclaim_kib, value(b"gpu_reclaim:", b"kB"));

@@ -88,7 +88,7 @@ pub struct OomReport {
     /// Pages reserved as huge pages, used or not; of the host only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugetlb_bytes: Option<u64>,
-    /// Pages that drivers of GPUs hold (Linux 7.0 and later); of the host only.
+    /// Pages that drivers of GPUs hold, of new kernels (seen in 7.2); of the host only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_bytes: Option<u64>,
     /// Pages that drivers of GPUs keep for later, and would give back; of the host only.
