@@ -76,19 +76,22 @@ impl OpenLedger {
         Ok(Self { reconciler, writer, loaded: state, past: None })
     }
 
+    /// Writes where the counting begins, unless an earlier start did: whatever ends this process from now on, the next one begins there.
+    fn put_first_start(&mut self, start: CountingStart, shared_state: &SharedState) {
+        if self.loaded.is_new() && self.loaded.first_start.is_none() {
+            self.writer.put_first_start(Timestamp::now(), &start, &mut self.reconciler, shared_state);
+            self.loaded.first_start = Some(start);
+        }
+    }
+
     /// Catches up with the host: with what happened before the first start or since the last write. `start`: this one, if no earlier one has
     /// begun to.
     fn catch_up(&mut self, config: &Config, start: CountingStart, shared_state: &SharedState) {
-        let mut state = std::mem::take(&mut self.loaded);
+        let state = std::mem::take(&mut self.loaded);
         let began = Timestamp::now();
         if !state.is_new() {
             self.past = Some(PastReader::start(config, state, Arc::clone(&shared_state.waker)));
             return;
-        }
-        if state.first_start.is_none() {
-            // whatever ends this process meanwhile, the next one begins there
-            self.writer.put_first_start(began, &start, &mut self.reconciler, shared_state);
-            state.first_start = Some(start);
         }
         let mut past = HostPast::read(config, began, None, MAX_DETAILS_TIME);
         warn_of_unread(&past.runtimes);
@@ -201,7 +204,10 @@ impl LedgerService {
 
     fn open_ledger(&mut self) -> Result<(), StoreError> {
         self.opened = Timestamp::now();
-        let ledger = OpenLedger::open(&self.config, self.log_start_usec)?;
+        let mut ledger = OpenLedger::open(&self.config, self.log_start_usec)?;
+        if self.has_past {
+            ledger.put_first_start(self.counting_start(), &self.shared_state);
+        }
         self.memory = ledger.writer.memory();
         self.shared_state.followers.set_cursors(ledger.writer.cursors());
         self.shared_state.set_stored(StoredFigures {
@@ -210,6 +216,11 @@ impl LedgerService {
         });
         self.ledger = Some(ledger);
         Ok(())
+    }
+
+    /// Returns where the counting of a new ledger begins.
+    fn counting_start(&self) -> CountingStart {
+        CountingStart { log_usec: self.log_start_usec, at: self.opened.unix_seconds() }
     }
 
     /// Returns the state that is shared with the cycle.
@@ -281,8 +292,7 @@ impl LedgerService {
                         counters.sweep(began, |id, path| ledger.reconciler.claim_at(id, path));
                     (readings, counters.hierarchical())
                 });
-                let start = CountingStart { log_usec: self.log_start_usec, at: self.opened.unix_seconds() };
-                ledger.catch_up(&self.config, start, &self.shared_state);
+                ledger.catch_up(&self.config, self.counting_start(), &self.shared_state);
                 if let Some((readings, hierarchical)) = counted {
                     ledger.reconciler.apply_cgroup_counters(began, began, &readings, hierarchical);
                 }

@@ -98,8 +98,8 @@ fn why_explains_a_kill_on_a_host_where_memledger_never_ran() {
 }
 
 #[test]
-fn events_have_stable_ids_and_exits_on_a_host_where_memledger_never_ran() {
-    let Some(scene) = Scene::new("ids") else { return };
+fn events_list_a_kill_and_its_exit_on_a_host_where_memledger_never_ran() {
+    let Some(scene) = Scene::new("never-ran") else { return };
     let container = killed(&scene, "it");
     let listed = || {
         let filter = format!("--container={}", container.name);
@@ -118,8 +118,8 @@ fn events_have_stable_ids_and_exits_on_a_host_where_memledger_never_ran() {
     assert_eq!(kinds, ["oom_kill", "exit"], "{events:?}");
     assert_eq!((&events[1]["reason"], &events[1]["exit_code"]), (&"oom_container".into(), &137.into()));
     assert!(events.iter().all(|event| event["before_counting"] == true), "no counter has them: {events:?}");
-    let ids = |events: &[Value]| events.iter().map(|event| event["id"].clone()).collect::<Vec<_>>();
-    assert_eq!(ids(&listed()), ids(&events));
+    // the numbers are those of one answer
+    assert_eq!(events[1]["ended_by"], events[0]["id"], "{events:?}");
 }
 
 #[test]
