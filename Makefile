@@ -102,6 +102,7 @@ bench: ## measure cost, also of GPUs, pods, OTLP and many requests, and how fast
 	$(CARGO) bench --locked --bench inside
 	$(CARGO) bench --locked --bench runs
 	$(CARGO) bench --locked --bench past
+	$(CARGO) bench --locked --bench logs
 	$(CARGO) bench --locked --bench peers
 
 bench-against: cargo ## compare builds, files, memory and CPU with another commit, side by side, and write docs/performance.md (REV=...; 35 min)

@@ -186,7 +186,7 @@ fn main() -> Outcome<()> {
         "{}\n\nIdle containers of a real Docker engine, watched for {} s by one program after the other; CPU time of the program, and of \
          dockerd, containerd and its shims beyond what they take while nothing watches; where they take less, *together* is the program alone. memledger at its default settings with a \
          ledger on disk, scraped every {} s.\n\n{text}",
-        document::HEADINGS[11],
+        document::HEADINGS[12],
         DURATION.as_secs(),
         SCRAPE_INTERVAL.as_secs(),
     ))?;

@@ -14,6 +14,7 @@ use crate::discover::{Container, ContainerId};
 pub use crate::discover::{Identity, RuntimeKind};
 use crate::lifecycle::{RunId, RunNumber};
 pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
+use crate::parse::log_error::HostError;
 pub use crate::parse::process::Role;
 
 /// The holder of what is in use outside containers: by processes and by the kernel.
@@ -303,13 +304,21 @@ pub enum ExitReason {
     HostRestart,
     /// What would be an error, just after a CUDA out-of-memory error.
     CudaOom,
+    /// What would be an error or a crash, just after an error in its log: memory of the host was refused.
+    Refused,
+    /// The same: a limit of the program's own was reached.
+    OwnLimit,
+    /// The same: a thread or a process was refused.
+    Threads,
+    /// The same: `/dev/shm` was full.
+    Shm,
     /// No source reported the reason.
     Unknown,
 }
 
 impl ExitReason {
     /// All reasons, in the order of the documentation.
-    pub const ALL: [ExitReason; 10] = [
+    pub const ALL: [ExitReason; 14] = [
         ExitReason::Completed,
         ExitReason::OomContainer,
         ExitReason::OomHost,
@@ -319,8 +328,28 @@ impl ExitReason {
         ExitReason::Error,
         ExitReason::HostRestart,
         ExitReason::CudaOom,
+        ExitReason::Refused,
+        ExitReason::OwnLimit,
+        ExitReason::Threads,
+        ExitReason::Shm,
         ExitReason::Unknown,
     ];
+
+    /// Returns the reason of an exit that an error in a log explains; `None` where that is the kill of a child.
+    pub fn of_error(error: HostError) -> Option<Self> {
+        match error {
+            HostError::Refused(_) => Some(Self::Refused),
+            HostError::OwnLimit(_) => Some(Self::OwnLimit),
+            HostError::Threads => Some(Self::Threads),
+            HostError::Shm => Some(Self::Shm),
+            HostError::Monitor(_) => None,
+        }
+    }
+
+    /// Returns whether only the log of the container can show it.
+    pub fn is_of_log(self) -> bool {
+        matches!(self, Self::Refused | Self::OwnLimit | Self::Threads | Self::Shm)
+    }
 
     /// Returns the label value.
     pub fn label(self) -> &'static str {
@@ -334,6 +363,10 @@ impl ExitReason {
             ExitReason::Error => "error",
             ExitReason::HostRestart => "host_restart",
             ExitReason::CudaOom => "cuda_oom",
+            ExitReason::Refused => "refused",
+            ExitReason::OwnLimit => "own_limit",
+            ExitReason::Threads => "threads",
+            ExitReason::Shm => "shm",
             ExitReason::Unknown => "unknown",
         }
     }
@@ -377,6 +410,9 @@ pub struct Exit {
     /// is not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub may_be: Vec<u64>,
+    /// The last error in its log before its end, which explains it; only where its log is read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_error: Option<HostError>,
     /// The runtime reports requests to stop, and memledger was connected to it at the end: without one there was none.
     #[serde(default)]
     pub requests_known: bool,

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 /// The parts, in the order in which `make bench` runs the benches.
-pub const HEADINGS: [&str; 12] = [
+pub const HEADINGS: [&str; 13] = [
     "# Performance",
     "## The OOM ledger",
     "## GPUs",
@@ -19,6 +19,7 @@ pub const HEADINGS: [&str; 12] = [
     "## Reports from inside",
     "## Records of runs",
     "## The past of a host",
+    "## Errors in logs",
     "## Beside docker stats",
 ];
 

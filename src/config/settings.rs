@@ -167,8 +167,8 @@ settings! {
         exclude: Option<Regex> = setting("container.exclude", ("REGEX", "a regular expression"), &[], regex);
         /// Export only containers with this label, KEY or KEY=VALUE. If repeated, all are required.
         labels: Vec<(String, Option<String>)> = text("container.label", &[], label);
-        /// Logs of containers in which CUDA out-of-memory errors are read: of none; labelled: of those with the label
-        /// memledger.logs=true; all: of those without memledger.logs=false. Only numbers are kept. See docs/cuda-oom.md.
+        /// Logs of containers that are read for errors of memory (docs/cuda-oom.md, docs/deaths.md): of none; labelled: of those with the
+        /// label memledger.logs=true; all: of those without memledger.logs=false. Only kinds and numbers are kept.
         logs: LogSelection = choice("container.logs", &["none"], &[
             ("none", LogSelection::None), ("labelled", LogSelection::Labelled), ("all", LogSelection::All),
         ]);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::clock::Timestamp;
 use crate::discover::ContainerId;
 use crate::parse::cuda_oom::CudaOomText;
-use crate::parse::log_error::{MAX_LINES, with_next_lines};
+use crate::parse::log_error::{ErrorFinder, LogError, MAX_LINES, with_next_lines};
 use crate::reporter::message::OomMessage;
 use crate::reporter::ooms::ReportedOom;
 
@@ -66,6 +66,7 @@ impl LineBuffer {
 /// The errors in the lines of one log. Of an error whose line lacks numbers, the lines behind it may have them: it is held back for them.
 #[derive(Debug, Default)]
 pub struct ErrorReader {
+    finder: ErrorFinder,
     open: Option<OpenError>,
 }
 
@@ -87,35 +88,43 @@ impl ErrorReader {
         at: Timestamp,
         now: Timestamp,
         line: &str,
-        mut each: impl FnMut(Timestamp, CudaOomText),
+        mut each: impl FnMut(Timestamp, LogError),
     ) {
-        if let Some(found) = CudaOomText::find(line) {
-            self.end(&mut each);
-            if found.total.is_some() {
-                return each(at, found);
+        match self.finder.find(line) {
+            Some(LogError::Cuda(found)) => {
+                self.end(&mut each);
+                if found.total.is_some() {
+                    return each(at, LogError::Cuda(found));
+                }
+                self.open = Some(OpenError { found, at, read_at: now, lines: vec![line.to_owned()] });
             }
-            self.open = Some(OpenError { found, at, read_at: now, lines: vec![line.to_owned()] });
-        } else if let Some(open) = &mut self.open {
-            open.lines.push(line.to_owned());
-            let joined = with_next_lines(open.found, &open.lines);
-            if joined.total.is_some() || open.lines.len() >= MAX_LINES {
-                open.found = joined;
-                self.end(each);
+            Some(error) => {
+                self.end(&mut each);
+                each(at, error);
+            }
+            None => {
+                let Some(open) = &mut self.open else { return };
+                open.lines.push(line.to_owned());
+                let joined = with_next_lines(open.found, &open.lines);
+                if joined.total.is_some() || open.lines.len() >= MAX_LINES {
+                    open.found = joined;
+                    self.end(each);
+                }
             }
         }
     }
 
     /// Calls `each` with an error that has been held back for so long.
-    pub fn end_older(&mut self, age: Duration, now: Timestamp, each: impl FnMut(Timestamp, CudaOomText)) {
+    pub fn end_older(&mut self, age: Duration, now: Timestamp, each: impl FnMut(Timestamp, LogError)) {
         if self.open.as_ref().is_some_and(|open| now.since(open.read_at) >= age) {
             self.end(each);
         }
     }
 
     /// Calls `each` with the error that is held back.
-    pub fn end(&mut self, mut each: impl FnMut(Timestamp, CudaOomText)) {
+    pub fn end(&mut self, mut each: impl FnMut(Timestamp, LogError)) {
         if let Some(OpenError { found, at, lines, .. }) = self.open.take() {
-            each(at, with_next_lines(found, &lines));
+            each(at, LogError::Cuda(with_next_lines(found, &lines)));
         }
     }
 }
@@ -138,6 +147,7 @@ pub fn reported(container: &ContainerId, at: Timestamp, text: &CudaOomText) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parse::log_error::{HostError, RefusedMemory};
 
     #[test]
     fn parts_become_lines_and_long_ones_are_divided() {
@@ -165,6 +175,28 @@ mod tests {
         buffer.end(|_| unreachable!());
     }
 
+    fn cuda(error: LogError) -> CudaOomText {
+        let LogError::Cuda(text) = error else { panic!("{error:?}") };
+        text
+    }
+
+    /// What is around a line decides also where the log is followed.
+    #[test]
+    fn error_of_the_host_is_known_at_once_and_ends_one_of_a_gpu() {
+        let (now, mut reader, mut found) = (Timestamp::now(), ErrorReader::default(), Vec::new());
+        for line in [
+            "Allocation on device 1 would exceed allowed memory. (out of memory)",
+            "MemoryError",
+            "  data = data.pin_memory(device)",
+            "RuntimeError: CUDA error: out of memory",
+        ] {
+            reader.add(now, now, line, |_, error| found.push(error));
+        }
+        assert!(matches!(found[0], LogError::Cuda(_)), "{found:?}");
+        let refused = [RefusedMemory::Any, RefusedMemory::Pinned];
+        assert_eq!(found[1..], refused.map(|of| LogError::Host(HostError::Refused(of))));
+    }
+
     #[test]
     fn line_of_an_error_has_its_numbers_and_no_text() {
         let id = ContainerId::new("a");
@@ -175,7 +207,7 @@ mod tests {
         let mut reader = ErrorReader::default();
         reader.add(at, at, line, |_, _| unreachable!());
         reader.add(at, at, "epoch 3: loss 0.1, memory 3 GiB", |_, _| unreachable!());
-        reader.end(|at, text| errors.push(reported(&id, at, &text)));
+        reader.end(|at, error| errors.push(reported(&id, at, &cuda(error))));
         let [found] = &errors[..] else { panic!("{errors:?}") };
         assert_eq!(
             (found.message.tried, found.message.is_uncaught, found.process),
@@ -189,11 +221,11 @@ mod tests {
         let now = Timestamp::now();
         let read = |lines: &[&str]| {
             let (mut reader, mut found) = (ErrorReader::default(), Vec::new());
-            lines.iter().for_each(|line| reader.add(now, now, line, |_, text| found.push(text)));
+            lines.iter().for_each(|line| reader.add(now, now, line, |_, error| found.push(cuda(error))));
             let complete = found.len();
             reader.end_older(Duration::from_secs(1), now, |_, _| unreachable!());
-            reader.end_older(Duration::from_secs(1), now.plus(Duration::from_secs(1)), |_, text| {
-                found.push(text)
+            reader.end_older(Duration::from_secs(1), now.plus(Duration::from_secs(1)), |_, error| {
+                found.push(cuda(error))
             });
             let tried: Vec<_> = found.iter().map(|text| (text.tried, text.total)).collect();
             (complete, tried)

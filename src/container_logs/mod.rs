@@ -1,7 +1,8 @@
-//! CUDA out-of-memory errors in the logs of containers, for programs that do not report by themselves.
+//! Errors in the logs of containers that say that memory, or something like it, was lacking: of GPU memory for programs that do not
+//! report by themselves, and what the kernel does not log.
 //!
 //! Off unless `--container.logs` says so. A task for each container follows its log: by the API of Docker and Podman ([`docker`]), in
-//! a pod by its file ([`files`]). Of a line only the numbers of such an error are kept ([`lines`]). A log can be anything that its
+//! a pod by its file ([`files`]). Of a line only the kind of such an error and its numbers are kept ([`lines`]). A log can be anything that its
 //! program writes: it changes only figures and events of its own container, and how much of it is read is limited ([`budget`]).
 
 mod budget;
@@ -22,7 +23,7 @@ use crate::clock::Timestamp;
 use crate::config::{Config, LogSelection, RuntimeEndpoint};
 use crate::discover::{Container, ContainerId, Inventory, RuntimeKind};
 use crate::host::{Backoff, Waker, bounds};
-use crate::parse::cuda_oom::CudaOomText;
+use crate::parse::log_error::{HostError, LogError};
 use crate::reporter::ooms::{OomQueue, ReportedOom};
 use budget::SharedBudget;
 use lines::ErrorReader;
@@ -36,6 +37,8 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// A runtime takes the time of a start after the program has begun, and Podman's logs have whole seconds.
 const START_TOLERANCE: f64 = 2.0;
+/// Maximum number of errors of one container that wait for the ledger; of more the newest are kept.
+const MAX_WAITING_ERRORS: usize = 4;
 const MAX_LOGS: usize = bounds::CONTAINER_LOGS_AT_ONCE.max;
 /// Positions that are kept; of more, those of containers that do not run are forgotten.
 const MAX_POSITIONS: usize = 2 * MAX_LOGS;
@@ -47,6 +50,8 @@ pub struct ContainerLogs {
     /// Containers that ended before a cycle listed them.
     unlisted: mpsc::Sender<Arc<Container>>,
     ooms: Mutex<OomQueue>,
+    /// Errors that are not of GPU memory, oldest first.
+    host_errors: Mutex<HashMap<ContainerId, Vec<(Timestamp, HostError)>>>,
     /// Containers whose logs are being read.
     reading: Mutex<HashSet<ContainerId>>,
     /// How far each log was read: that of a container goes on over all its runs.
@@ -84,6 +89,11 @@ impl ContainerLogs {
         lock(&self.ooms).take()
     }
 
+    /// Takes the last errors that are not of GPU memory and were read since the last call: of each container, oldest first.
+    pub fn take_host_errors(&self) -> HashMap<ContainerId, Vec<(Timestamp, HostError)>> {
+        std::mem::take(&mut lock(&self.host_errors))
+    }
+
     /// Returns the containers whose logs are being read, also those that have ended until all is read.
     pub fn reading(&self) -> HashSet<ContainerId> {
         lock(&self.reading).clone()
@@ -113,6 +123,18 @@ impl ContainerLogs {
 
     fn add(&self, oom: ReportedOom) {
         if lock(&self.ooms).add(Timestamp::now(), oom) {
+            self.waker.wake();
+        }
+    }
+
+    fn add_host_error(&self, container: &ContainerId, at: Timestamp, error: HostError) {
+        let mut waiting = lock(&self.host_errors);
+        let of_container = waiting.entry(container.clone()).or_default();
+        if of_container.len() == MAX_WAITING_ERRORS {
+            of_container.remove(0);
+        }
+        of_container.push((at, error));
+        if of_container.len() == 1 {
             self.waker.wake();
         }
     }
@@ -150,6 +172,7 @@ pub fn start(config: &Config, waker: Arc<Waker>) -> Option<Arc<ContainerLogs>> {
         inventory: watch::Sender::default(),
         unlisted,
         ooms: Mutex::default(),
+        host_errors: Mutex::default(),
         reading: Mutex::default(),
         positions: Mutex::default(),
         budget: SharedBudget::default(),
@@ -220,7 +243,7 @@ async fn read_unlisted(
         };
         if !follower.is_running() {
             let _ = tokio::time::timeout(END_TIMEOUT, follower.read(&mut position, false)).await;
-            lock(&follower.errors).end(|at, text| follower.report(at, &text));
+            lock(&follower.errors).end(|at, error| follower.report(at, error));
             logs.set_position(&follower.container.id, position);
         }
         logs.set_reading(&follower.container.id, false);
@@ -321,7 +344,7 @@ impl LogFollower {
                 () = self.ended() => LogEnd::Complete,
                 () = self.end_old_errors() => LogEnd::Complete,
             };
-            lock(&self.errors).end(|at, text| self.report(at, &text));
+            lock(&self.errors).end(|at, error| self.report(at, error));
             let is_good = matches!(end, LogEnd::Complete | LogEnd::TooFast);
             let is_final = matches!(end, LogEnd::Never(_));
             let reason = match end {
@@ -360,21 +383,21 @@ impl LogFollower {
     fn add(&self, at: f64, line: &str) {
         let now = Timestamp::now();
         let age = Duration::try_from_secs_f64(now.unix_seconds() - at).unwrap_or_default();
-        lock(&self.errors).add(now.minus(age), now, line, |at, text| self.report(at, &text));
+        lock(&self.errors).add(now.minus(age), now, line, |at, error| self.report(at, error));
     }
 
-    fn report(&self, at: Timestamp, text: &CudaOomText) {
-        if text.may_be_of_host() && !self.sources.has_gpu {
-            return;
+    fn report(&self, at: Timestamp, error: LogError) {
+        match error.on_host(self.sources.has_gpu) {
+            LogError::Cuda(text) => self.logs.add(lines::reported(&self.container.id, at, &text)),
+            LogError::Host(error) => self.logs.add_host_error(&self.container.id, at, error),
         }
-        self.logs.add(lines::reported(&self.container.id, at, text));
     }
 
     /// Reports errors whose further lines do not come, for ever.
     async fn end_old_errors(&self) {
         loop {
             tokio::time::sleep(JOIN_TIMEOUT / 2).await;
-            lock(&self.errors).end_older(JOIN_TIMEOUT, Timestamp::now(), |at, text| self.report(at, &text));
+            lock(&self.errors).end_older(JOIN_TIMEOUT, Timestamp::now(), |at, error| self.report(at, error));
         }
     }
 

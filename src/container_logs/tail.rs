@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::discover::history::ExistingContainer;
 use crate::discover::{RuntimeKind, docker};
 use crate::host::in_pod;
-use crate::parse::log_error::{LogError, RefusedMemory, find_errors};
+use crate::parse::log_error::{LogError, find_errors};
 use crate::text::error_chain;
 
 /// So much of the end of a log is read.
@@ -66,12 +66,7 @@ pub fn last_error(config: &Config, container: &ExistingContainer) -> Result<Opti
     let last = find_errors(&texts).into_iter().next_back();
     Ok(last.map(|(number, error)| {
         let (at, line) = &lines.lines[number];
-        let error = match error {
-            LogError::Cuda(text) if text.may_be_of_host() && !config.host_paths.has_gpu() => {
-                LogError::Refused(RefusedMemory::Any)
-            }
-            other => other,
-        };
+        let error = error.on_host(config.host_paths.has_gpu());
         LoggedError { at: *at, error, line: line.clone() }
     }))
 }

@@ -4,15 +4,13 @@ use super::text::time;
 use super::{Cause, Confidence, Verdict, is_cuda_oom};
 use crate::container_logs::tail::LoggedError;
 use crate::events::{CudaOom, CudaOomSource, Evidence, ExitReason, LedgerEvent};
-use crate::ledger::run::SIGKILL_STATUS;
+use crate::ledger::run::{SIGINT_STATUS, SIGKILL_STATUS};
 use crate::lifecycle::timing::{LOG_TOLERANCE, MAX_LOGGED_AGE};
-use crate::parse::log_error::{LogError, MemoryMonitor, ProgramLimit, RefusedMemory};
+use crate::parse::log_error::{HostError, LogError, MemoryMonitor, ProgramLimit, RefusedMemory};
 use crate::text::bytes;
 
 /// Seconds from an error that ends a program to its end.
 const MAX_CAUSE_AGE: f64 = 60.0;
-/// The status after SIGINT.
-const SIGINT_STATUS: i64 = 130;
 /// Characters of a line that are kept.
 const MAX_LINE_CHARS: usize = 300;
 
@@ -104,31 +102,38 @@ pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
         return;
     }
     verdict.evidence.push(Evidence::new("log", line));
-    let Some(ErrorExplanation { causes, cause, headline, text, advice }) = explained(&found.error) else {
+    let LogError::Host(error) = found.error else {
         // one that ended it is in its events
         if !is_cuda_oom(verdict.cause) {
             verdict.also.push(format!("Its log has an error of GPU memory at {}.", time(found.at)));
         }
         return;
     };
+    let ErrorExplanation { causes, cause, text, .. } = explained(error);
     // a program that survived it, or gave up later, has another reason: only workers are replaced for a while
-    let is_monitor = matches!(found.error, LogError::Monitor(_));
+    let is_monitor = matches!(error, HostError::Monitor(_));
     let is_recent = is_monitor || verdict.at.is_some_and(|at| at - found.at <= MAX_CAUSE_AGE);
     // numpy ends with KeyboardInterrupt where OpenBLAS gets no thread
     let is_other_signal = verdict.cause == Cause::EndedBySignal && verdict.exit_code != Some(SIGINT_STATUS);
     let is_open = causes.contains(&verdict.cause) && is_recent && !is_other_signal;
     // a kill of an unknown container may have been the cause
     if is_open && verdict.confidence != Confidence::Unsure {
-        (verdict.cause, verdict.confidence) = (cause, Confidence::Likely);
-        verdict.headline = headline.map(str::to_owned);
-        if let Some(ended) = &verdict.ended {
-            verdict.what = format!("{ended}.");
-        }
-        verdict.also.insert(0, text.to_owned());
-        verdict.advice = vec![advice.to_owned()];
-    } else {
+        explain_by(verdict, error);
+    } else if verdict.cause != cause {
         verdict.also.push(text.to_owned());
     }
+}
+
+/// Makes an error in the log the cause of an end.
+pub(super) fn explain_by(verdict: &mut Verdict, error: HostError) {
+    let ErrorExplanation { cause, headline, text, advice, .. } = explained(error);
+    (verdict.cause, verdict.confidence) = (cause, Confidence::Likely);
+    verdict.headline = headline.map(str::to_owned);
+    if let Some(ended) = &verdict.ended {
+        verdict.what = format!("{ended}.");
+    }
+    verdict.also.insert(0, text.to_owned());
+    verdict.advice = vec![advice.to_owned()];
 }
 
 /// Adds an error in the log of a container that runs, or of whose end nothing is known.
@@ -141,11 +146,12 @@ fn add_error_without_end(verdict: &mut Verdict, found: &LoggedError, started: Op
         return;
     }
     verdict.evidence.push(Evidence::new("log", line));
-    match explained(&found.error) {
-        None => verdict
+    match found.error {
+        LogError::Cuda(_) => verdict
             .also
             .push(format!("Its log has an error of GPU memory at {at}, the last out-of-memory error in it.")),
-        Some(ErrorExplanation { text, advice, .. }) => {
+        LogError::Host(error) => {
+            let ErrorExplanation { text, advice, .. } = explained(error);
             verdict.also.push(format!("{text} It is of {at}, the last out-of-memory error in the log."));
             verdict.advice.push(advice.to_owned());
         }
@@ -167,11 +173,10 @@ struct ErrorExplanation {
 /// Ends that the text of a program explains: abort() of a first process looks like a crash.
 const OPEN: &[Cause] = &[Cause::ErrorExit, Cause::CrashedSignal];
 
-/// Returns what an error says; `None` for one of GPU memory, which is an event of its own.
-fn explained(error: &LogError) -> Option<ErrorExplanation> {
-    Some(match error {
-        LogError::Cuda(_) => return None,
-        LogError::Shm => ErrorExplanation {
+/// Returns what an error says.
+fn explained(error: HostError) -> ErrorExplanation {
+    match error {
+        HostError::Shm => ErrorExplanation {
             causes: &[Cause::ErrorExit, Cause::CrashedSignal, Cause::ShmFull],
             cause: Cause::ShmFull,
             headline: None,
@@ -179,15 +184,15 @@ fn explained(error: &LogError) -> Option<ErrorExplanation> {
             advice: "A larger --shm-size (Compose shm_size; Kubernetes: an emptyDir of medium Memory on /dev/shm), or fewer NUM_WORKERS, or \
                      torch.multiprocessing.set_sharing_strategy('file_system').",
         },
-        LogError::Refused(refused) => {
-            let (text, advice) = refused_words(*refused);
+        HostError::Refused(refused) => {
+            let (text, advice) = refused_words(refused);
             ErrorExplanation { causes: OPEN, cause: Cause::AllocationFailed, headline: None, text, advice }
         }
-        LogError::OwnLimit(limit) => {
-            let (headline, text, advice) = own_limit_words(*limit);
+        HostError::OwnLimit(limit) => {
+            let (headline, text, advice) = own_limit_words(limit);
             ErrorExplanation { causes: OPEN, cause: Cause::OwnLimit, headline: Some(headline), text, advice }
         }
-        LogError::Threads => ErrorExplanation {
+        HostError::Threads => ErrorExplanation {
             causes: &[Cause::ErrorExit, Cause::CrashedSignal, Cause::EndedBySignal],
             cause: Cause::ThreadsRefused,
             headline: None,
@@ -196,7 +201,7 @@ fn explained(error: &LogError) -> Option<ErrorExplanation> {
                      ulimit -u of the user, which counts all containers of that user, and ulimit -v. Fewer threads: OMP_NUM_THREADS, OPENBLAS_NUM_THREADS, \
                      NUM_WORKERS.",
         },
-        LogError::Monitor(MemoryMonitor::Ray) => ErrorExplanation {
+        HostError::Monitor(MemoryMonitor::Ray) => ErrorExplanation {
             causes: OPEN,
             cause: Cause::KilledByMonitor,
             headline: Some("KILLED by Ray: a worker, and the program then ended"),
@@ -205,7 +210,7 @@ fn explained(error: &LogError) -> Option<ErrorExplanation> {
             advice: "Fewer tasks at once (num_cpus or memory= of a task), more memory, or another threshold: RAY_memory_usage_threshold; \
                      RAY_memory_monitor_refresh_ms=0 switches the monitor off, and the kernel kills then.",
         },
-        LogError::Monitor(MemoryMonitor::Dask) => ErrorExplanation {
+        HostError::Monitor(MemoryMonitor::Dask) => ErrorExplanation {
             causes: OPEN,
             cause: Cause::KilledByMonitor,
             headline: Some("KILLED by dask's nanny: a worker, and the program then ended"),
@@ -214,7 +219,7 @@ fn explained(error: &LogError) -> Option<ErrorExplanation> {
             advice: "Smaller partitions or fewer threads in each worker, or a higher memory_limit of a worker (LocalCluster, dask worker --memory-limit): \
                      by default it is the memory of the host, or what dask sees of a limit, divided by the workers.",
         },
-    })
+    }
 }
 
 /// Returns what is said of memory that was refused, and what to try.
@@ -306,7 +311,7 @@ mod tests {
             let evidence = verdict.evidence.iter().map(|it| it.text.to_string()).collect::<String>();
             (verdict.cause, verdict.also.join(" "), evidence, verdict.advice.join(" "))
         };
-        let (cause, also, evidence, advice) = added(Some((500.0, LogError::Shm)));
+        let (cause, also, evidence, advice) = added(Some((500.0, LogError::Host(HostError::Shm))));
         assert_eq!((cause, evidence.as_str()), (Cause::Nothing, "the line"));
         assert!(
             also.contains("typical of a full /dev/shm") && also.contains("the last out-of-memory error"),
@@ -319,7 +324,7 @@ mod tests {
             also.starts_with("Its log has an error of GPU memory at ") && evidence == "the line",
             "{also}"
         );
-        let (_, also, evidence, _) = added(Some((50.0, LogError::Shm)));
+        let (_, also, evidence, _) = added(Some((50.0, LogError::Host(HostError::Shm))));
         assert!(also.ends_with("before its start: \"the line\"") && evidence.is_empty(), "{also}");
         assert_eq!(added(None).1, "The last 1.0 MiB of its log have no out-of-memory error that is known.");
     }

@@ -1,5 +1,6 @@
 //! Determines the cause and the sentence that describes it.
 
+use super::container_log;
 use super::limit::{inside, limit_bytes, limit_of};
 use super::place::CgroupPlace;
 use super::text::{name, role_noun, role_one, signal, signal_of, time};
@@ -9,7 +10,7 @@ use super::{
 };
 use crate::discover::RuntimeKind;
 use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, Method, OomScope, Role, Victim};
-use crate::ledger::run::SIGKILL_STATUS;
+use crate::ledger::run::{SIGKILL_STATUS, is_crash_status};
 use crate::lifecycle::timing::{GROUP_WINDOW, RECORD_DELAY};
 use crate::parse::container_id;
 use crate::parse::kernel_log::NoKill;
@@ -66,7 +67,7 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
     }
     evidence.extend(run.exit.into_iter().flat_map(|exit| exit.evidence.iter().cloned()));
     evidence.extend(flag_line(run, cause));
-    run_words::adapt(Verdict {
+    let mut verdict = Verdict {
         subject: Some(run.subject.clone()),
         headline: lead
             .filter(|kill| !ended_it(kill, run.exit))
@@ -96,7 +97,12 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
         report: lead.and_then(|kill| kill.report.clone()),
         held: run.before(lead).cloned(),
         advice: advice::of(cause, run, lead),
-    })
+    };
+    if let Some(error) = run.exit.filter(|_| lead.is_none()).and_then(|exit| exit.log_error) {
+        verdict.evidence.push(Evidence::new("log", error.kind().to_owned()));
+        container_log::explain_by(&mut verdict, error);
+    }
+    run_words::adapt(verdict)
 }
 
 /// Returns true if the verdict is about a CUDA out-of-memory error.
@@ -579,6 +585,9 @@ fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, String) 
         Some(ExitReason::Killed) => killed(run, &at),
         Some(ExitReason::Signal) => by_signal(exit, run, &at),
         Some(ExitReason::Error) => by_error(run, &at),
+        Some(ExitReason::Refused | ExitReason::OwnLimit | ExitReason::Threads | ExitReason::Shm) => {
+            (Cause::ErrorExit, Confidence::Likely, format!("{at}."))
+        }
         Some(ExitReason::CudaOom) => cuda_oom::verdict(exit, run, &at),
         Some(ExitReason::HostRestart) => {
             let what = format!(
@@ -716,7 +725,7 @@ fn by_signal(exit: &Exit, run: &RunSummary<'_>, at: &str) -> (Cause, Confidence,
             let what = format!("{at}, by {name} or by abort(): it crashed.");
             (Cause::CrashedSignal, Confidence::Certain, what)
         }
-        4..=8 | 11 | 31 => {
+        _ if exit.exit_code.is_some_and(is_crash_status) => {
             (Cause::CrashedSignal, Confidence::Certain, format!("{at}, by {name}: it crashed."))
         }
         _ => {

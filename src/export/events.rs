@@ -220,6 +220,10 @@ fn exit_details(exit: &Exit) -> String {
             Some(ExitReason::Error) => "ended with an error",
             Some(ExitReason::HostRestart) => "ended by a restart of the host",
             Some(ExitReason::CudaOom) => "ended after a CUDA out-of-memory error",
+            Some(ExitReason::Refused) => "ended after memory was refused, by its log",
+            Some(ExitReason::OwnLimit) => "ended at a limit of the program's own, by its log",
+            Some(ExitReason::Threads) => "ended after threads or processes were refused, by its log",
+            Some(ExitReason::Shm) => "ended after /dev/shm was full, by its log",
             Some(ExitReason::Unknown) if exit.runtime_oom_flag == Some(true) => match exit.subject.is_run() {
                 true => "OOM: its cgroup counted a kill of which there is no record",
                 false => "OOM by its runtime's flag, most likely; there is no record of the kill",

@@ -293,7 +293,11 @@ fn write_container(figures: &ContainerFigures, number: u32, series: &mut Series)
             series.container(CONTAINER_OOM_KILLS, number, [victim.into(), scope.into()], kills as f64);
         }
     }
+    let is_log_read = figures.cuda_ooms[CudaOomSource::Log as usize].is_some();
     for (reason, exits) in std::iter::zip(ExitReason::ALL, figures.exits) {
+        if reason.is_of_log() && !is_log_read && exits == 0 {
+            continue;
+        }
         series.container(CONTAINER_EXITS, number, [reason.label().into()], exits as f64);
     }
     series.container(CONTAINER_RESTARTS, number, [], figures.restarts as f64);

@@ -10,6 +10,7 @@ use crate::clock::{ClockStep, Timestamp};
 use crate::events::{OomScope, UsageSample};
 use crate::lifecycle;
 use crate::lifecycle::timing::{LISTED_AFTER_KILL, START_TOLERANCE, STOP_REQUEST_WINDOW, USAGE_KEPT};
+use crate::parse::log_error::HostError;
 use crate::runs::RunFigures;
 use crate::runs::hit_limit::HitLimit;
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
@@ -19,6 +20,13 @@ use crate::runs::usage_history::History;
 const MAX_USAGES: usize = 8;
 /// Exit status of a process that was ended by SIGKILL.
 pub const SIGKILL_STATUS: i64 = 137;
+/// The same of SIGINT.
+pub const SIGINT_STATUS: i64 = 130;
+
+/// Returns whether this is the exit status of a process that crashed: by SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV or SIGSYS.
+pub fn is_crash_status(status: i64) -> bool {
+    matches!(status - 128, 4..=8 | 11 | 31)
+}
 
 /// A kill of a child that may have ended its run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,6 +67,8 @@ pub struct RunEvidence {
     pub cuda_oom_in_log: Option<f64>,
     /// Unix time of the last one that a process did not catch.
     pub uncaught_cuda_oom: Option<f64>,
+    /// Unix time of the last other error in its log, and what it was.
+    pub log_error: Option<(f64, HostError)>,
     /// What the record of this run will have; empty once the record is complete.
     pub(super) figures: RunFigures,
     /// Unix time of the last kill that was stored with the prior usage.
@@ -85,6 +95,7 @@ impl RunEvidence {
             self.cuda_oom.as_mut(),
             self.cuda_oom_in_log.as_mut(),
             self.uncaught_cuda_oom.as_mut(),
+            self.log_error.as_mut().map(|(at, _)| at),
             self.before_stored.as_mut(),
         ];
         let requests = self.stop_requests.iter_mut().map(|(at, _)| at);

@@ -374,6 +374,7 @@ impl LedgerService {
         let being_read = self.logs.as_ref().map(|logs| logs.reading());
         let mut cuda_ooms = self.reporter.as_ref().map(|reporter| reporter.take_ooms()).unwrap_or_default();
         cuda_ooms.extend(self.logs.iter().flat_map(|logs| logs.take_ooms()));
+        let host_errors = self.logs.as_ref().map(|logs| logs.take_host_errors()).unwrap_or_default();
         let process_reports =
             self.reporter.as_ref().map(|reporter| reporter.take_process_reports()).unwrap_or_default();
         let reports = self.shared_state.take_cycles();
@@ -404,6 +405,7 @@ impl LedgerService {
         }
         reconciler.add_gpu_errors(self.shared_state.take_gpu_errors());
         reconciler.add_cuda_ooms(Timestamp::now(), cuda_ooms);
+        reconciler.add_host_errors(Timestamp::now(), host_errors);
         reconciler.add_process_reports(Timestamp::now(), process_reports);
         reconciler.set_connected(connected);
         reconciler.set_logs_being_read(being_read);

@@ -3,13 +3,26 @@
 //!
 //! [`TEXTS`] has each text with the program that prints it.
 
-use super::cuda_oom::CudaOomText;
+use std::sync::LazyLock;
+
+use aho_corasick::AhoCorasick;
+use serde::{Deserialize, Serialize};
+
+use super::cuda_oom::{self, CudaOomText, any_of};
 
 /// An error in a log.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LogError {
     /// GPU memory.
     Cuda(CudaOomText),
+    /// Anything else.
+    Host(HostError),
+}
+
+/// An error in a log that is not one of GPU memory. In JSON `kind`, and `of`, where a kind has several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind", content = "of")]
+pub enum HostError {
     /// Shared memory: `/dev/shm` was full.
     Shm,
     /// The kernel or a limit refused memory of the host to a program, which was not killed.
@@ -22,11 +35,10 @@ pub enum LogError {
     Monitor(MemoryMonitor),
 }
 
-impl LogError {
+impl HostError {
     /// Returns what the error is of, in words.
-    pub fn kind(&self) -> &'static str {
+    pub fn kind(self) -> &'static str {
         match self {
-            Self::Cuda(_) => "GPU memory",
             Self::Shm => "shared memory full",
             Self::Refused(_) => "memory was refused",
             Self::OwnLimit(_) => "a limit of the program's own",
@@ -36,8 +48,19 @@ impl LogError {
     }
 }
 
+impl LogError {
+    /// Returns the error on a host with a GPU or without one: where there is none, what may be of the host is.
+    pub fn on_host(self, has_gpu: bool) -> Self {
+        match self {
+            Self::Cuda(text) if text.may_be_of_host() && !has_gpu => Self::Host(REFUSED),
+            other => other,
+        }
+    }
+}
+
 /// Memory that was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RefusedMemory {
     /// Of the host, or beyond a limit of addresses.
     Any,
@@ -50,19 +73,23 @@ pub enum RefusedMemory {
 }
 
 /// A limit of a program's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ProgramLimit {
     /// The heap of Node.js.
     Node,
     /// The heap, or another part, of a JVM.
     Java,
     /// `memory_limit` of DuckDB.
+    #[serde(rename = "duckdb")]
     DuckDb,
     /// The limits of ClickHouse.
+    #[serde(rename = "clickhouse")]
     ClickHouse,
     /// `maxmemory` of a Redis that it uses.
     Redis,
     /// The heap of .NET.
+    #[serde(rename = "dotnet")]
     DotNet,
     /// `mem.maxVSize` of R.
     R,
@@ -71,7 +98,8 @@ pub enum ProgramLimit {
 }
 
 /// A program that kills others for the memory they use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum MemoryMonitor {
     /// Ray's memory monitor.
     Ray,
@@ -80,67 +108,72 @@ pub enum MemoryMonitor {
 }
 
 /// A text that a program prints: all of its parts are in one line, in this order.
+#[derive(Clone, Copy)]
 struct ErrorText {
     parts: &'static [&'static str],
-    error: LogError,
+    error: HostError,
     /// The program. With a version where it is recorded in tests/log-texts, or known from a report.
     seen: &'static str,
 }
 
-const fn text(parts: &'static [&'static str], error: LogError, seen: &'static str) -> ErrorText {
+const fn text(parts: &'static [&'static str], error: HostError, seen: &'static str) -> ErrorText {
     ErrorText { parts, error, seen }
 }
 
-const REFUSED: LogError = LogError::Refused(RefusedMemory::Any);
-const JAVA: LogError = LogError::OwnLimit(ProgramLimit::Java);
-const NODE: LogError = LogError::OwnLimit(ProgramLimit::Node);
+const REFUSED: HostError = HostError::Refused(RefusedMemory::Any);
+const JAVA: HostError = HostError::OwnLimit(ProgramLimit::Java);
+const NODE: HostError = HostError::OwnLimit(ProgramLimit::Node);
 
 /// Texts of errors, in the order in which they are tried.
 static TEXTS: &[ErrorText] = &[
-    text(&["insufficient shared memory (shm)"], LogError::Shm, "torch 2"),
-    text(&["is killed by signal: Bus error"], LogError::Shm, "torch 2, DataLoader"),
-    text(&["ERROR: Unexpected bus error encountered in worker"], LogError::Shm, "torch 2, DataLoader"),
-    text(&["unable to write to file </torch_"], LogError::Shm, "torch 1"),
-    text(&["unable to resize file </torch_", "No space left on device"], LogError::Shm, "torch 2"),
-    text(&["unable to allocate shared memory(shm) for file"], LogError::Shm, "torch 2.15"),
-    text(&["No space left on device: '/dev/shm"], LogError::Shm, "CPython 3"),
-    text(&["/dev/shm/", "No space left on device"], LogError::Shm, "NCCL 2.27"),
-    text(&["while creating shared memory segment", "No space left on device"], LogError::Shm, "NCCL 2.27"),
-    text(&["Call to posix_fallocate failed : No space left on device"], LogError::Shm, "NCCL 2.8"),
+    text(&["insufficient shared memory (shm)"], HostError::Shm, "torch 2"),
+    text(&["is killed by signal: Bus error"], HostError::Shm, "torch 2, DataLoader"),
+    text(&["ERROR: Unexpected bus error encountered in worker"], HostError::Shm, "torch 2, DataLoader"),
+    text(&["unable to write to file </torch_"], HostError::Shm, "torch 1"),
+    text(&["unable to resize file </torch_", "No space left on device"], HostError::Shm, "torch 2"),
+    text(&["unable to allocate shared memory(shm) for file"], HostError::Shm, "torch 2.15"),
+    text(&["No space left on device: '/dev/shm"], HostError::Shm, "CPython 3"),
+    text(&["/dev/shm/", "No space left on device"], HostError::Shm, "NCCL 2.27"),
+    text(&["while creating shared memory segment", "No space left on device"], HostError::Shm, "NCCL 2.27"),
+    text(&["Call to posix_fallocate failed : No space left on device"], HostError::Shm, "NCCL 2.8"),
     // Ray names what it killed
     text(
         &["killed due to the node running low on memory"],
-        LogError::Monitor(MemoryMonitor::Ray),
+        HostError::Monitor(MemoryMonitor::Ray),
         "Ray 2.60",
     ),
-    text(&["killed due to memory pressure (OOM)"], LogError::Monitor(MemoryMonitor::Ray), "Ray 2"),
+    text(&["killed due to memory pressure (OOM)"], HostError::Monitor(MemoryMonitor::Ray), "Ray 2"),
     text(
         &["distributed.nanny", "exceeded ", "% memory budget"],
-        LogError::Monitor(MemoryMonitor::Dask),
+        HostError::Monitor(MemoryMonitor::Dask),
         "distributed 2026.8",
     ),
     // before the heap of Java: an OutOfMemoryError that is none of memory
-    text(&["unable to create native thread"], LogError::Threads, "OpenJDK 17"),
-    text(&["unable to create new native thread"], LogError::Threads, "OpenJDK 8"),
-    text(&["Failed to start thread", "pthread_create failed (EAGAIN)"], LogError::Threads, "OpenJDK 17"),
-    text(&["can't start new thread"], LogError::Threads, "CPython 3.11"),
-    text(&["libgomp: Thread creation failed: Resource temporarily unavailable"], LogError::Threads, "gcc 12"),
-    text(&["pthread_create failed", "Resource temporarily unavailable"], LogError::Threads, "OpenBLAS"),
-    text(&["creation via pthread_create() failed"], LogError::Threads, "tensorflow 2.21"),
-    text(&["fork: Resource temporarily unavailable"], LogError::Threads, "bash 5.2"),
-    text(&["fork failed: Resource temporarily unavailable"], LogError::Threads, "zsh"),
-    text(&[": Cannot fork"], LogError::Threads, "dash 0.5"),
-    text(&["failed to spawn thread", "code: 11"], LogError::Threads, "Rust 1.95"),
-    text(&["failed to spawn thread", "Resource temporarily unavailable"], LogError::Threads, "Rust 1.95"),
-    text(&["ThreadPoolBuildError", "code: 11"], LogError::Threads, "rayon 1"),
-    text(&["OS can't spawn worker thread", "os error 11"], LogError::Threads, "tokio 1"),
-    text(&["fork/exec ", ": resource temporarily unavailable"], LogError::Threads, "Go 1"),
-    text(&["blas_thread_init: pthread_create"], LogError::Threads, "OpenBLAS 0.3"),
-    text(&["OMP: Error #34"], LogError::Threads, "Intel OpenMP"),
-    text(&["spawn EAGAIN"], LogError::Threads, "Node.js 20"),
-    text(&["what():  Resource temporarily unavailable"], LogError::Threads, "g++ 12, std::thread"),
-    text(&["failed to create new OS thread", "errno=11"], LogError::Threads, "Go 1"),
-    text(&["can't create Thread: Resource temporarily unavailable"], LogError::Threads, "Ruby 3"),
+    text(&["unable to create native thread"], HostError::Threads, "OpenJDK 17"),
+    text(&["unable to create new native thread"], HostError::Threads, "OpenJDK 8"),
+    text(&["Failed to start thread", "pthread_create failed (EAGAIN)"], HostError::Threads, "OpenJDK 17"),
+    text(&["can't start new thread"], HostError::Threads, "CPython 3.11"),
+    text(
+        &["libgomp: Thread creation failed: Resource temporarily unavailable"],
+        HostError::Threads,
+        "gcc 12",
+    ),
+    text(&["pthread_create failed", "Resource temporarily unavailable"], HostError::Threads, "OpenBLAS"),
+    text(&["creation via pthread_create() failed"], HostError::Threads, "tensorflow 2.21"),
+    text(&["fork: Resource temporarily unavailable"], HostError::Threads, "bash 5.2"),
+    text(&["fork failed: Resource temporarily unavailable"], HostError::Threads, "zsh"),
+    text(&[": Cannot fork"], HostError::Threads, "dash 0.5"),
+    text(&["failed to spawn thread", "code: 11"], HostError::Threads, "Rust 1.95"),
+    text(&["failed to spawn thread", "Resource temporarily unavailable"], HostError::Threads, "Rust 1.95"),
+    text(&["ThreadPoolBuildError", "code: 11"], HostError::Threads, "rayon 1"),
+    text(&["OS can't spawn worker thread", "os error 11"], HostError::Threads, "tokio 1"),
+    text(&["fork/exec ", ": resource temporarily unavailable"], HostError::Threads, "Go 1"),
+    text(&["blas_thread_init: pthread_create"], HostError::Threads, "OpenBLAS 0.3"),
+    text(&["OMP: Error #34"], HostError::Threads, "Intel OpenMP"),
+    text(&["spawn EAGAIN"], HostError::Threads, "Node.js 20"),
+    text(&["what():  Resource temporarily unavailable"], HostError::Threads, "g++ 12, std::thread"),
+    text(&["failed to create new OS thread", "errno=11"], HostError::Threads, "Go 1"),
+    text(&["can't create Thread: Resource temporarily unavailable"], HostError::Threads, "Ruby 3"),
     text(&["java.lang.OutOfMemoryError: Java heap space"], JAVA, "OpenJDK 17"),
     text(&["java.lang.OutOfMemoryError: GC overhead limit exceeded"], JAVA, "OpenJDK 17"),
     text(&["java.lang.OutOfMemoryError: Metaspace"], JAVA, "OpenJDK 17"),
@@ -157,36 +190,40 @@ static TEXTS: &[ErrorText] = &[
     text(&["OutOfDirectMemoryError: failed to allocate"], JAVA, "Netty 4"),
     text(&["SparkOutOfMemoryError: "], JAVA, "Spark 3"),
     text(&["java.lang.OutOfMemoryError: Map failed"], REFUSED, "OpenJDK 17"),
-    text(&["System.OutOfMemoryException"], LogError::OwnLimit(ProgramLimit::DotNet), ".NET 8"),
+    text(&["System.OutOfMemoryException"], HostError::OwnLimit(ProgramLimit::DotNet), ".NET 8"),
     text(&["Allocation failed - process out of memory"], NODE, "Node.js 8"),
     text(&["JavaScript heap out of memory"], NODE, "Node.js 20"),
     text(&["ERR_WORKER_OUT_OF_MEMORY"], NODE, "Node.js 20"),
     text(&["Worker terminated due to reaching memory limit"], NODE, "Node.js 20"),
     text(&["Out of Memory Error: ", "(bad allocation)"], REFUSED, "duckdb"),
-    text(&["Out of Memory Error: ", "used)"], LogError::OwnLimit(ProgramLimit::DuckDb), "duckdb 2.0"),
+    text(&["Out of Memory Error: ", "used)"], HostError::OwnLimit(ProgramLimit::DuckDb), "duckdb 2.0"),
     text(
         &["OutOfMemoryException: Out of Memory Error:"],
-        LogError::OwnLimit(ProgramLimit::DuckDb),
+        HostError::OwnLimit(ProgramLimit::DuckDb),
         "duckdb 2.0",
     ),
     text(
         &["DB::Exception: ", "MEMORY_LIMIT_EXCEEDED"],
-        LogError::OwnLimit(ProgramLimit::ClickHouse),
+        HostError::OwnLimit(ProgramLimit::ClickHouse),
         "ClickHouse 24",
     ),
-    text(&["DB::Exception: Memory limit ("], LogError::OwnLimit(ProgramLimit::ClickHouse), "ClickHouse 20"),
-    text(&["OOM command not allowed when used memory >"], LogError::OwnLimit(ProgramLimit::Redis), "Redis 7"),
-    text(&["Allowed memory size of ", " bytes exhausted"], LogError::OwnLimit(ProgramLimit::Php), "PHP 8"),
-    text(&["vector memory exhausted (limit reached?)"], LogError::OwnLimit(ProgramLimit::R), "R 4"),
-    text(&["vector memory limit of ", "reached"], LogError::OwnLimit(ProgramLimit::R), "R 4.4"),
+    text(&["DB::Exception: Memory limit ("], HostError::OwnLimit(ProgramLimit::ClickHouse), "ClickHouse 20"),
+    text(
+        &["OOM command not allowed when used memory >"],
+        HostError::OwnLimit(ProgramLimit::Redis),
+        "Redis 7",
+    ),
+    text(&["Allowed memory size of ", " bytes exhausted"], HostError::OwnLimit(ProgramLimit::Php), "PHP 8"),
+    text(&["vector memory exhausted (limit reached?)"], HostError::OwnLimit(ProgramLimit::R), "R 4"),
+    text(&["vector memory limit of ", "reached"], HostError::OwnLimit(ProgramLimit::R), "R 4.4"),
     text(&["Failed to create CoreCLR", "0x8007000E"], REFUSED, ".NET 8"),
     text(&["spawn ENOMEM"], REFUSED, "Node.js 20"),
     text(&["OutOfMemoryError()"], REFUSED, "Julia 1"),
     text(&["libgomp: Out of memory allocating"], REFUSED, "gcc 12"),
-    text(&["NvMapMem", " error 12"], LogError::Refused(RefusedMemory::Shared), "JetPack 6"),
+    text(&["NvMapMem", " error 12"], HostError::Refused(RefusedMemory::Shared), "JetPack 6"),
     text(
         &["model requires more system memory"],
-        LogError::Refused(RefusedMemory::BeforeStart),
+        HostError::Refused(RefusedMemory::BeforeStart),
         "ollama 0.12",
     ),
     text(&["DefaultCPUAllocator: can't allocate memory"], REFUSED, "torch 2.15"),
@@ -234,50 +271,100 @@ pub fn known_texts() -> impl Iterator<Item = (&'static [&'static str], &'static 
 }
 
 /// Lines of a traceback above an error in which its cause is searched.
-const LINES_BEFORE: usize = 12;
+const LINES_BEFORE: u64 = 12;
 
 /// Maximum number of lines of one error.
 pub const MAX_LINES: usize = 10;
 
+/// Words in a traceback that tell what an error below them is of.
+const PINS: &str = "pin_memory(";
+const PIN_THREAD: &str = "pin memory thread";
+const SEMAPHORE: &str = "SemLock";
+/// Words of errors that are known by what is around them.
+const MEMORY_ERROR: &str = "MemoryError";
+const NO_SPACE: &str = "[Errno 28] No space left on device";
+
+/// Bytes of a text by which a line is selected.
+const MAX_BEGIN: usize = 14;
+/// All of these.
+const AROUND: [&str; 5] = [PINS, PIN_THREAD, SEMAPHORE, MEMORY_ERROR, NO_SPACE];
+
+/// A part of each known text, in their order, then [`AROUND`] and the words of GPU memory: most lines of a log have none.
+static ANY_TEXT: LazyLock<AhoCorasick> = LazyLock::new(|| {
+    // of several parts the longest is the rarest; its begin is enough, and takes less memory
+    let longest = |known: &ErrorText| {
+        let part = known.parts.iter().copied().max_by_key(|part| part.len())?;
+        Some(&part[..part.floor_char_boundary(MAX_BEGIN)])
+    };
+    any_of(TEXTS.iter().filter_map(longest).chain(AROUND).chain(cuda_oom::WORDS))
+});
+
+/// Finds errors in the lines of a log, which it reads in order. It keeps none of them.
+#[derive(Clone, Debug, Default)]
+pub struct ErrorFinder {
+    line: u64,
+    /// Numbers of the last lines with [`PINS`], [`PIN_THREAD`] and [`SEMAPHORE`].
+    last: [Option<u64>; 3],
+}
+
+impl ErrorFinder {
+    /// Takes the next line, and returns the error that it is.
+    pub fn find(&mut self, line: &str) -> Option<LogError> {
+        let number = self.line;
+        self.line += 1;
+        if !ANY_TEXT.is_match(line) {
+            return None;
+        }
+        let mut parts: Vec<usize> =
+            ANY_TEXT.find_overlapping_iter(line).map(|found| found.pattern().as_usize()).collect();
+        parts.sort_unstable();
+        let may_be_cuda = parts.last().is_some_and(|last| *last >= TEXTS.len() + AROUND.len());
+        let cuda = if may_be_cuda { CudaOomText::find(line) } else { None };
+        let [is_pinning, is_in_pin_thread, is_semaphore] =
+            self.last.map(|last| last.is_some_and(|last| number - last <= LINES_BEFORE));
+        for (last, words) in std::iter::zip(&mut self.last, [PINS, PIN_THREAD, SEMAPHORE]) {
+            if line.contains(words) {
+                *last = Some(number);
+            }
+        }
+        if let Some(found) = cuda {
+            // the driver says the same of memory of the host
+            let is_pinned =
+                found.framework == "torch" && found.tried.is_none() && is_pinning && !is_in_pin_thread;
+            return Some(match is_pinned {
+                true => LogError::Host(HostError::Refused(RefusedMemory::Pinned)),
+                false => LogError::Cuda(found),
+            });
+        }
+        let mut possible = parts.iter().filter_map(|number| TEXTS.get(*number));
+        if let Some(ErrorText { error, .. }) = possible.find(|known| has_parts(line, known.parts)).copied() {
+            let is_harmless = HARMLESS.iter().any(|words| line.contains(words));
+            return (!is_harmless && !is_elsewhere(line, error)).then_some(LogError::Host(error));
+        }
+        if line.trim_end() == MEMORY_ERROR || line.starts_with("MemoryError:") {
+            return Some(LogError::Host(REFUSED));
+        }
+        // a semaphore is a file in /dev/shm, which this text does not name
+        (is_semaphore && line.contains(NO_SPACE)).then_some(LogError::Host(HostError::Shm))
+    }
+}
+
+/// Returns whether a full `/dev/shm` is only where a file was copied from: of a copy, the second path is the full one.
+fn is_elsewhere(line: &str, error: HostError) -> bool {
+    let copied = line.rsplit_once("' -> '").filter(|_| error == HostError::Shm);
+    copied.is_some_and(|(_, to)| !to.contains("/dev/shm"))
+}
+
 /// Returns the errors in the lines of a log: the number of the line, and what it is.
 pub fn find_errors(lines: &[&str]) -> Vec<(usize, LogError)> {
-    let of_line = |number: usize| {
-        let line = lines[number];
-        let has_before = |words: &str| {
-            lines[number.saturating_sub(LINES_BEFORE)..number].iter().any(|before| before.contains(words))
-        };
-        let cuda = CudaOomText::find(line).map(|found| {
-            // the driver says the same of memory of the host
-            let is_pinned = found.framework == "torch"
-                && found.tried.is_none()
-                && has_before("pin_memory(")
-                && !has_before("pin memory thread");
-            match is_pinned {
-                true => LogError::Refused(RefusedMemory::Pinned),
-                false => LogError::Cuda(with_next_lines(found, &lines[number..])),
-            }
-        });
-        let by_lines = || {
-            if line.trim_end() == "MemoryError" || line.starts_with("MemoryError:") {
-                return Some(REFUSED);
-            }
-            // a semaphore is a file in /dev/shm, which this text does not name
-            let is_semaphore = line.contains("[Errno 28] No space left on device") && has_before("SemLock");
-            is_semaphore.then_some(LogError::Shm)
-        };
-        let is_harmless = || HARMLESS.iter().any(|words| line.contains(words));
-        // of a copy, the second path is the full one
-        let is_elsewhere = |error: &LogError| {
-            let copied = line.rsplit_once("' -> '").filter(|_| *error == LogError::Shm);
-            copied.is_some_and(|(_, to)| !to.contains("/dev/shm"))
-        };
-        let known = || {
-            let found = TEXTS.iter().find(|known| has_parts(line, known.parts)).map(|known| known.error)?;
-            (!is_harmless() && !is_elsewhere(&found)).then_some(found)
-        };
-        cuda.or_else(known).or_else(by_lines)
-    };
-    (0..lines.len()).filter_map(|number| Some((number, of_line(number)?))).collect()
+    let mut finder = ErrorFinder::default();
+    let found = lines.iter().enumerate().filter_map(|(number, line)| {
+        Some(match finder.find(line)? {
+            LogError::Cuda(text) => (number, LogError::Cuda(with_next_lines(text, &lines[number..]))),
+            error => (number, error),
+        })
+    });
+    found.collect()
 }
 
 fn has_parts(line: &str, parts: &[&str]) -> bool {
@@ -352,16 +439,23 @@ mod tests {
         ];
         let found: Vec<_> = find_errors(&lines)
             .into_iter()
-            .map(|(number, error)| (number, std::mem::discriminant(&error)))
+            .map(|(number, error)| {
+                (
+                    number,
+                    match error {
+                        LogError::Cuda(_) => "cuda",
+                        LogError::Host(error) => error.kind(),
+                    },
+                )
+            })
             .collect();
-        let kind = std::mem::discriminant::<LogError>;
         let expected = [
-            (1, kind(&LogError::Shm)),
-            (2, kind(&LogError::Shm)),
-            (3, kind(&REFUSED)),
-            (4, kind(&LogError::Monitor(MemoryMonitor::Ray))),
-            (5, kind(&LogError::Cuda(CudaOomText::default()))),
-            (6, kind(&REFUSED)),
+            (1, HostError::Shm.kind()),
+            (2, HostError::Shm.kind()),
+            (3, REFUSED.kind()),
+            (4, HostError::Monitor(MemoryMonitor::Ray).kind()),
+            (5, "cuda"),
+            (6, REFUSED.kind()),
         ];
         assert_eq!(found, expected);
     }
@@ -398,8 +492,8 @@ mod tests {
             let lines: Vec<&str> = log.lines().collect();
             let last = find_errors(&lines).into_iter().next_back().map(|(_, error)| error);
             let is_right = match name.split('-').next().unwrap_or_default() {
-                "heap" | "limit" => matches!(last, Some(LogError::OwnLimit(_))),
-                "monitor" | "dask" => matches!(last, Some(LogError::Monitor(_))),
+                "heap" | "limit" => matches!(last, Some(LogError::Host(HostError::OwnLimit(_)))),
+                "monitor" | "dask" => matches!(last, Some(LogError::Host(HostError::Monitor(_)))),
                 "none" => last.is_none(),
                 // the text alone cannot be told from that of a limit of processes
                 "refused" if name == "refused-mmap-locked" => last.is_none(),
@@ -407,9 +501,11 @@ mod tests {
                 "refused" if name == "refused-onnxruntime-cpu" => {
                     matches!(last, Some(LogError::Cuda(text)) if text.may_be_of_host())
                 }
-                "refused" | "jetson" | "ollama" | "pin" => matches!(last, Some(LogError::Refused(_))),
-                "shm" | "nccl" => last == Some(LogError::Shm),
-                "threads" | "pids" => last == Some(LogError::Threads),
+                "refused" | "jetson" | "ollama" | "pin" => {
+                    matches!(last, Some(LogError::Host(HostError::Refused(_))))
+                }
+                "shm" | "nccl" => last == Some(LogError::Host(HostError::Shm)),
+                "threads" | "pids" => last == Some(LogError::Host(HostError::Threads)),
                 "server" => matches!(last, Some(LogError::Cuda(_))),
                 other => panic!("no kind has texts that begin with {other}"),
             };

@@ -74,6 +74,66 @@ fn error_in_the_log_is_explained_with_its_numbers() {
     }
 }
 
+/// What real programs printed, by containers that end as the programs did: the reason of their exits, in events, metrics, records of runs
+/// and `why`.
+#[test]
+fn recorded_deaths_have_their_reason() {
+    let Some(engine) = Engine::shared() else { return };
+    let prefix = unique("deaths");
+    let [host, without] = ["all", "none"].map(|selection| start(&engine, &format!("{prefix}-.*"), selection));
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/log-texts");
+    let mount = format!("{folder}:/texts:ro");
+    let deaths = [
+        ("refused-numpy", 1, "refused", "allocation_failed"),
+        ("refused-rust", 139, "refused", "allocation_failed"),
+        ("refused-onnxruntime-cpu", 1, "refused", "allocation_failed"),
+        ("heap-node", 139, "own_limit", "own_limit"),
+        ("limit-duckdb", 1, "own_limit", "own_limit"),
+        ("threads-openblas", 130, "threads", "threads_refused"),
+        ("shm-torch-allocate", 1, "shm", "shm_full"),
+        ("heap-java-thread-pool", 0, "completed", "completed"),
+        ("monitor-ray", 1, "error", "killed_by_monitor"),
+        ("none-enospc-without-path", 1, "error", "error_exit"),
+    ];
+    let containers: Vec<_> = deaths
+        .iter()
+        .map(|(text, status, ..)| {
+            let print = format!("cat /texts/{text}.txt >&2; exit {status}");
+            let flags = ["-v", &mount, "--entrypoint", "sh"];
+            engine.run(&format!("{prefix}-{text}"), &flags, &["-c", &print])
+        })
+        .collect();
+    for ((text, _, reason, cause), container) in std::iter::zip(deaths, &containers) {
+        let name = &container.name;
+        assert_eq!(exit_of(&host.memledger, name).0, reason, "{text}");
+        let labels = [of(name)[0], ("reason", reason)];
+        host.memledger.eventually("its count", |metrics| {
+            match metrics.try_value("memledger_container_exits_total", &labels)? {
+                1.0 => Ok(()),
+                other => Err(format!("{text}: {other}")),
+            }
+        });
+        let (_, why) = host.memledger.get(&format!("/api/v1/containers/{name}/why"));
+        let verdict: Value = serde_json::from_str(&why).expect("JSON");
+        // beside kills of other tests whose container is not known, the cause stays open
+        let is_open = verdict["confidence"] == "unsure";
+        assert!(is_open || verdict["cause"] == cause, "{text}: {why}");
+        assert_eq!(verdict["exit_reason"], reason, "{text}: {why}");
+    }
+    let (_, runs) = host.memledger.get(&format!("/api/v1/runs?run={}", containers[0].name));
+    assert!(runs.contains(r#""exit_reason":"refused""#), "{runs}");
+    // where no log is read, the exit is an error, and has no series of these reasons
+    let exits_of = |reason| [of(&containers[0].name)[0], ("reason", reason)];
+    without.memledger.eventually("its exit", |metrics| {
+        match metrics.try_value("memledger_container_exits_total", &exits_of("error"))? {
+            1.0 => Ok(()),
+            other => Err(other.to_string()),
+        }
+    });
+    let metrics = without.memledger.metrics();
+    assert_eq!(metrics.get("memledger_container_exits_total", &exits_of("refused")), None);
+}
+
 /// Docker divides lines of more than 16 KiB, and sends the begin of a new file twice.
 #[test]
 fn error_in_the_second_part_of_a_line_and_after_a_rotation_is_read_once() {

@@ -163,6 +163,7 @@ pub fn exit(reason: ExitReason, exit_code: i64, after: f64) -> Exit {
         oom_kills: 0,
         ended_by: None,
         may_be: vec![],
+        log_error: None,
         requests_known: true,
         peak_usage_bytes: Some(44 * GIB),
         peak_unreclaimable_bytes: Some(43 * GIB),

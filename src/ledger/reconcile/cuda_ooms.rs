@@ -1,7 +1,7 @@
 //! CUDA out-of-memory errors that processes report, or that are in the logs of containers: their container and run, who held the GPU,
 //! and whether the process ended by them. Pure.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use crate::events::{
 use crate::host::process::ProcessId;
 use crate::ledger::exchange::{GpuProcessUse, GpuUse, GpuUser};
 use crate::lifecycle::timing::{MAX_EARLIER_AGE, MAX_RECENT_AGE, UNCAUGHT_TIMEOUT};
+use crate::parse::log_error::HostError;
 use crate::reporter::message::normalized_uuid;
 use crate::reporter::ooms::ReportedOom;
 
@@ -115,6 +116,23 @@ impl Reconciler {
                 self.cuda_ooms.pending.push(PendingCudaOom { event, process, number, since: now });
             }
             self.changes.put_event(LedgerEvent::CudaOom(event));
+        }
+    }
+
+    /// Adds errors that were read in logs and are not of GPU memory, of each container oldest first.
+    pub fn add_host_errors(
+        &mut self,
+        now: Timestamp,
+        errors: HashMap<ContainerId, Vec<(Timestamp, HostError)>>,
+    ) {
+        for (id, errors) in errors {
+            let state = self.containers.modify(&id);
+            for (at, error) in errors {
+                let at = now.unix_seconds() - now.since(at).as_secs_f64();
+                if let Some(run) = state.runs.at_mut(at) {
+                    run.evidence.log_error = Some((at, error));
+                }
+            }
         }
     }
 

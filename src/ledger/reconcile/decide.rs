@@ -16,7 +16,7 @@ use crate::events::{
 };
 use crate::ledger::container_state::End;
 use crate::ledger::interval::Interval;
-use crate::ledger::run::{LedgerRun, PossibleEnd, SIGKILL_STATUS};
+use crate::ledger::run::{LedgerRun, PossibleEnd, SIGINT_STATUS, SIGKILL_STATUS, is_crash_status};
 use crate::ledger::totals::Total;
 use crate::lifecycle::RunId;
 use crate::lifecycle::timing::{
@@ -25,6 +25,7 @@ use crate::lifecycle::timing::{
     LOG_TIMEOUT, MAIN_EXIT_TIMEOUT, MAX_TEARDOWN, REQUEST_REPLY_TIMEOUT, RUNTIME_EVENT_TIMEOUT,
     STOP_REQUEST_WINDOW, STOP_TIMEOUT, UNCAUGHT_OOM_WINDOW,
 };
+use crate::parse::log_error::HostError;
 use crate::runs::hit_limit::HitLimit;
 use crate::runs::{RunFigures, RunRecord};
 
@@ -63,6 +64,7 @@ impl PendingExit {
             oom_kills: run.evidence.kills,
             ended_by: None,
             may_be: vec![],
+            log_error: None,
             requests_known: false,
             before_counting: false,
             peak_usage_bytes: run.evidence.figures.usage_peak_bytes(),
@@ -305,7 +307,7 @@ impl Reconciler {
             } else {
                 self.decide_reason(&pending, now)
             };
-            let Some(Decision { mut reason, ended_by, may_be }) = decision else {
+            let Some(Decision { mut reason, ended_by, may_be, log_error }) = decision else {
                 let may_be = self.may_have_ended(&pending);
                 if !pending.stored || may_be != pending.exit.may_be {
                     (pending.stored, pending.exit.may_be) = (true, may_be);
@@ -321,6 +323,7 @@ impl Reconciler {
             }
             (pending.exit.reason, pending.exit.ended_by, pending.exit.may_be) =
                 (Some(reason), ended_by, may_be);
+            pending.exit.log_error = log_error;
             pending.exit.kernel_log_read = kills_are_known;
             let runtime = pending.exit.subject.runtime;
             pending.exit.requests_known = self.containers.reports_requests(runtime, pending.exit.at);
@@ -459,12 +462,25 @@ impl Reconciler {
         (is_early, may_have_lost_more, may_report): (bool, bool, bool),
     ) -> Option<Decision> {
         let is_open = is_early || may_have_lost_more;
+        let status = pending.exit.exit_code;
+        let is_crash = status.is_some_and(is_crash_status);
+        let is_explained = request == StopRequest::Explains || status == Some(0);
+        let logged = run.filter(|_| !is_explained).and_then(|run| logged_error(run, pending));
+        if let Some(error) = logged.filter(|_| self.may_have_ended(pending).is_empty()) {
+            if is_open || self.logs_being_read.contains(&pending.id) {
+                return None;
+            }
+            let other = if is_crash { ExitReason::Signal } else { ExitReason::Error };
+            let reason = ExitReason::of_error(error).unwrap_or(other);
+            return Some(Decision { log_error: Some(error), ..Decision::of(reason) });
+        }
         let reason = match (request, pending.exit.exit_code) {
             // the exit has the number of kills
             (StopRequest::Explains, _) | (_, Some(0)) if may_have_lost_more => return None,
             (StopRequest::Explains, _) => ExitReason::Stopped,
             (StopRequest::MayExplain, _) if is_early => return None, // docker reports the end of its stop after the exit
             (_, Some(0)) => ExitReason::Completed,
+            _ if may_report && (is_crash || status == Some(SIGINT_STATUS)) => return None,
             // a program may exit with such a status by itself, as papermill does after the kill of its kernel
             (_, Some(129..=192)) if !self.has_lost_process(pending) && is_open => return None,
             (_, Some(129..=192)) if !self.has_lost_process(pending) => ExitReason::Signal,
@@ -556,11 +572,13 @@ struct Decision {
     ended_by: Option<u64>,
     /// Ids of the kills that may have ended it.
     may_be: Vec<u64>,
+    /// The error in its log that explains it.
+    log_error: Option<HostError>,
 }
 
 impl Decision {
     fn of(reason: ExitReason) -> Self {
-        Self { reason, ended_by: None, may_be: vec![] }
+        Self { reason, ended_by: None, may_be: vec![], log_error: None }
     }
 
     fn oom(id: u64, scope: OomScope) -> Self {
@@ -619,6 +637,19 @@ fn ended_by_cuda_oom(run: &LedgerRun, pending: &PendingExit) -> bool {
     is_before(run.evidence.uncaught_cuda_oom, UNCAUGHT_OOM_WINDOW)
         || is_before(run.evidence.cuda_oom, CUDA_OOM_WINDOW)
         || is_before(in_log, LOG_OOM_WINDOW)
+}
+
+/// Returns the error in the log of a run that explains its end: the last one before it, of a program that ended with an error or crashed.
+fn logged_error(run: &LedgerRun, pending: &PendingExit) -> Option<HostError> {
+    let (at, error) = run.evidence.log_error?;
+    let is_its = match pending.exit.exit_code? {
+        // numpy ends by an interrupt where it gets no thread
+        SIGINT_STATUS => error == HostError::Threads,
+        status @ 129..=192 => is_crash_status(status),
+        _ => true,
+    };
+    (is_its && is_before(Some(at), pending.exit.at, LOG_OOM_WINDOW) && !ended_by_cuda_oom(run, pending))
+        .then_some(error)
 }
 
 /// Returns true if an error was less than `most` seconds before the end of a run.

@@ -122,6 +122,7 @@ fn exit(id: u64, at: f64, name: &str, letter: char) -> LedgerEvent {
         oom_kills: 1,
         ended_by: None,
         may_be: vec![],
+        log_error: None,
         requests_known: true,
         peak_usage_bytes: Some(4 << 30),
         peak_unreclaimable_bytes: None,

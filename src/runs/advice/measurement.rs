@@ -84,8 +84,8 @@ pub fn was_killed_within(run: &RunRecord, bytes: f64) -> bool {
 pub struct FailedBatches {
     /// Of runs that ended by a CUDA out-of-memory error, where no run with a larger batch completed: others may have held the GPU.
     pub out_of_memory: Option<u64>,
-    /// Of runs that ended with an error or a signal of which the cause is not known, where no run with as large a batch completed: it may
-    /// have been such an error. Not of programs that report: they report those.
+    /// Of runs that ended with an error or a signal of which the cause is not known, or is that something of the host was refused, where no
+    /// run with as large a batch completed: a larger one may end the same way. Not of programs that report: they report errors of GPU memory.
     pub unexplained: Option<u64>,
 }
 
@@ -96,7 +96,8 @@ impl FailedBatches {
         let is_completed = |run: &&RunRecord| run.exit_reason == Some(ExitReason::Completed);
         let completed = runs.clone().filter(is_completed).filter_map(batch).max();
         let is_unexplained = |run: &&RunRecord| {
-            matches!(run.exit_reason, Some(ExitReason::Error | ExitReason::Signal))
+            let is_error = |reason| matches!(reason, ExitReason::Error | ExitReason::Signal);
+            run.exit_reason.is_some_and(|reason| is_error(reason) || reason.is_of_log())
                 && !run.exit_code.is_some_and(|code| STOP_STATUSES.contains(&code))
                 && run.torch_ooms.is_none()
                 && run.oom_kills == 0

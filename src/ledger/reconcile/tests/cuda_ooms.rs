@@ -4,6 +4,7 @@ use super::story::{DOCKER_UP, KILLED, Story, id};
 use crate::discover::EventKind;
 use crate::events::{CudaOom, ExitReason, GpuHolder, LedgerEvent, OwnGpuProcess};
 use crate::ledger::exchange::{GpuProcessUse, GpuUse, GpuUser};
+use crate::parse::log_error::{HostError, MemoryMonitor, ProgramLimit, RefusedMemory};
 use crate::reporter::message::OomMessage;
 use crate::reporter::ooms::ReportedOom;
 
@@ -103,6 +104,82 @@ fn other_ends_keep_their_reason() {
     assert_eq!(reason_after(&ended, 1.0, Some(0)), Some(ExitReason::Completed));
     assert_eq!(reason_after(&ended, 1.0, Some(139)), Some(ExitReason::Signal));
     assert_eq!(reason_after(&ended, 1.0, KILLED), Some(ExitReason::Killed));
+}
+
+/// The reason of an exit so many seconds after an error in the log of its container.
+fn reason_by_log(error: HostError, seconds: f64, exit_code: Option<i64>) -> Option<ExitReason> {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    in_log(&mut story, 10.0, error);
+    story.end('a', 10.0 + seconds, exit_code);
+    for later in [0.1, 4.0, 20.0] {
+        story.settle(10.0 + seconds + later);
+    }
+    story.reasons('a')[0]
+}
+
+fn in_log(story: &mut Story, at: f64, error: HostError) {
+    let errors = [(id('a'), vec![(story.at(at), error)])];
+    story.reconciler.add_host_errors(story.at(at), errors.into());
+    story.settle(at);
+}
+
+#[test]
+fn error_in_the_log_that_is_not_of_gpu_memory_is_the_reason_of_an_error_or_a_crash() {
+    use ExitReason::{Completed, Error, Killed, OwnLimit, Refused, Shm, Signal, Threads};
+    let refused = HostError::Refused(RefusedMemory::Any);
+    for (error, seconds, status, reason) in [
+        (refused, 1.0, 1, Refused),
+        (refused, 1.0, 134, Refused),
+        (refused, 14.0, 1, Refused),
+        (refused, 16.0, 1, Error),
+        (refused, 1.0, 0, Completed),
+        (refused, 1.0, 143, Signal),
+        (refused, 1.0, 130, Signal),
+        (refused, 1.0, 137, Killed),
+        (HostError::OwnLimit(ProgramLimit::Node), 1.0, 133, OwnLimit),
+        (HostError::Threads, 1.0, 130, Threads),
+        (HostError::Shm, 1.0, 135, Shm),
+        (HostError::Monitor(MemoryMonitor::Ray), 1.0, 1, Error),
+    ] {
+        assert_eq!(reason_by_log(error, seconds, Some(status)), Some(reason), "{error:?} {seconds} {status}");
+    }
+}
+
+#[test]
+fn exit_has_the_error_in_its_log_and_waits_until_that_is_read() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.reconciler.set_logs_being_read(Some([id('a')].into()));
+    story.end('a', 10.0, Some(134));
+    story.settle(15.0);
+    assert_eq!(story.reasons('a'), [None]);
+    let error = HostError::Monitor(MemoryMonitor::Dask);
+    in_log(&mut story, 9.9, error);
+    story.reconciler.set_logs_being_read(Some([].into()));
+    story.settle(15.2);
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Signal)]);
+    assert_eq!(story.exits('a')[0].log_error, Some(error));
+    // the next run has its own
+    story.event('a', 20.0, EventKind::Started);
+    story.end('a', 21.0, Some(1));
+    story.settle(40.0);
+    assert_eq!(story.exits('a')[1].log_error, None);
+}
+
+#[test]
+fn kill_of_a_worker_is_no_refusal_whatever_the_log_says() {
+    let mut story = Story::new();
+    story.event('a', 0.1, EventKind::Started);
+    story.event('a', 0.1, super::story::running(70));
+    story.kill_in('a', 9.0, 71);
+    in_log(&mut story, 9.5, HostError::Refused(RefusedMemory::Any));
+    story.end('a', 10.0, Some(1));
+    for at in [10.1, 14.0, 30.0] {
+        story.settle(at);
+    }
+    assert_eq!(story.reasons('a'), [Some(ExitReason::Error)]);
+    assert_eq!(story.exits('a')[0].may_be.len(), 1);
 }
 
 #[test]
