@@ -14,7 +14,7 @@ use crate::discover::{Container, ContainerId};
 pub use crate::discover::{Identity, RuntimeKind};
 use crate::lifecycle::{RunId, RunNumber};
 pub use crate::parse::kernel_log::{OomReport, ReportProcess, RoleRange};
-use crate::parse::log_error::HostError;
+use crate::parse::log_error::{HostError, HostErrorText};
 pub use crate::parse::process::Role;
 
 /// The holder of what is in use outside containers: by processes and by the kernel.
@@ -412,7 +412,7 @@ pub struct Exit {
     pub may_be: Vec<u64>,
     /// The last error in its log before its end, which explains it; only where its log is read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub log_error: Option<HostError>,
+    pub log_error: Option<HostErrorText>,
     /// The runtime reports requests to stop, and memledger was connected to it at the end: without one there was none.
     #[serde(default)]
     pub requests_known: bool,

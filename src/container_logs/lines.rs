@@ -194,7 +194,7 @@ mod tests {
         }
         assert!(matches!(found[0], LogError::Cuda(_)), "{found:?}");
         let refused = [RefusedMemory::Any, RefusedMemory::Pinned];
-        assert_eq!(found[1..], refused.map(|of| LogError::Host(HostError::Refused(of))));
+        assert_eq!(found[1..], refused.map(|of| LogError::Host(HostError::Refused(of).into())));
     }
 
     #[test]

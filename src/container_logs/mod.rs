@@ -23,7 +23,7 @@ use crate::clock::Timestamp;
 use crate::config::{Config, LogSelection, RuntimeEndpoint};
 use crate::discover::{Container, ContainerId, Inventory, RuntimeKind};
 use crate::host::{Backoff, Waker, bounds};
-use crate::parse::log_error::{HostError, LogError};
+use crate::parse::log_error::{HostErrorText, LogError};
 use crate::reporter::ooms::{OomQueue, ReportedOom};
 use budget::SharedBudget;
 use lines::ErrorReader;
@@ -38,7 +38,9 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// A runtime takes the time of a start after the program has begun, and Podman's logs have whole seconds.
 const START_TOLERANCE: f64 = 2.0;
 /// Maximum number of errors of one container that wait for the ledger; of more the newest are kept.
-const MAX_WAITING_ERRORS: usize = 4;
+const MAX_WAITING_ERRORS: usize = 16;
+/// An error that is printed again within this time is one.
+const SAME_ERROR: Duration = Duration::from_millis(100);
 const MAX_LOGS: usize = bounds::CONTAINER_LOGS_AT_ONCE.max;
 /// Positions that are kept; of more, those of containers that do not run are forgotten.
 const MAX_POSITIONS: usize = 2 * MAX_LOGS;
@@ -51,7 +53,7 @@ pub struct ContainerLogs {
     unlisted: mpsc::Sender<Arc<Container>>,
     ooms: Mutex<OomQueue>,
     /// Errors that are not of GPU memory, oldest first.
-    host_errors: Mutex<HashMap<ContainerId, Vec<(Timestamp, HostError)>>>,
+    host_errors: Mutex<HashMap<ContainerId, Vec<(Timestamp, HostErrorText)>>>,
     /// Containers whose logs are being read.
     reading: Mutex<HashSet<ContainerId>>,
     /// How far each log was read: that of a container goes on over all its runs.
@@ -90,7 +92,7 @@ impl ContainerLogs {
     }
 
     /// Takes the last errors that are not of GPU memory and were read since the last call: of each container, oldest first.
-    pub fn take_host_errors(&self) -> HashMap<ContainerId, Vec<(Timestamp, HostError)>> {
+    pub fn take_host_errors(&self) -> HashMap<ContainerId, Vec<(Timestamp, HostErrorText)>> {
         std::mem::take(&mut lock(&self.host_errors))
     }
 
@@ -127,16 +129,27 @@ impl ContainerLogs {
         }
     }
 
-    fn add_host_error(&self, container: &ContainerId, at: Timestamp, error: HostError) {
+    fn add_host_error(&self, container: &ContainerId, at: Timestamp, error: HostErrorText) {
         let mut waiting = lock(&self.host_errors);
+        if waiting.len() >= MAX_LOGS && !waiting.contains_key(container) {
+            return; // the ledger cannot be read
+        }
         let of_container = waiting.entry(container.clone()).or_default();
+        if of_container.is_empty() {
+            self.waker.wake();
+        }
+        // a program may print the same again and again
+        if let Some((last, known)) = of_container.last_mut()
+            && *known == error
+            && at.since(*last) < SAME_ERROR
+        {
+            *last = at;
+            return;
+        }
         if of_container.len() == MAX_WAITING_ERRORS {
             of_container.remove(0);
         }
         of_container.push((at, error));
-        if of_container.len() == 1 {
-            self.waker.wake();
-        }
     }
 
     /// Sets whether a log is being read. An exit may wait for the end.

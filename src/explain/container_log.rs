@@ -6,7 +6,9 @@ use crate::container_logs::tail::LoggedError;
 use crate::events::{CudaOom, CudaOomSource, Evidence, ExitReason, LedgerEvent};
 use crate::ledger::run::{SIGINT_STATUS, SIGKILL_STATUS};
 use crate::lifecycle::timing::{LOG_TOLERANCE, MAX_LOGGED_AGE};
-use crate::parse::log_error::{HostError, LogError, MemoryMonitor, ProgramLimit, RefusedMemory};
+use crate::parse::log_error::{
+    HostError, HostErrorText, LogError, MemoryMonitor, ProgramLimit, RefusedMemory,
+};
 use crate::text::bytes;
 
 /// Seconds from an error that ends a program to its end.
@@ -109,9 +111,9 @@ pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
         }
         return;
     };
-    let ErrorExplanation { causes, cause, text, .. } = explained(error);
+    let ErrorExplanation { causes, cause, text, .. } = explained(error.error);
     // a program that survived it, or gave up later, has another reason: only workers are replaced for a while
-    let is_monitor = matches!(error, HostError::Monitor(_));
+    let is_monitor = matches!(error.error, HostError::Monitor(_));
     let is_recent = is_monitor || verdict.at.is_some_and(|at| at - found.at <= MAX_CAUSE_AGE);
     // numpy ends with KeyboardInterrupt where OpenBLAS gets no thread
     let is_other_signal = verdict.cause == Cause::EndedBySignal && verdict.exit_code != Some(SIGINT_STATUS);
@@ -120,19 +122,19 @@ pub fn add_logged_error(verdict: &mut Verdict, found: Option<&LoggedError>) {
     if is_open && verdict.confidence != Confidence::Unsure {
         explain_by(verdict, error);
     } else if verdict.cause != cause {
-        verdict.also.push(text.to_owned());
+        verdict.also.push(with_size(text, error));
     }
 }
 
 /// Makes an error in the log the cause of an end.
-pub(super) fn explain_by(verdict: &mut Verdict, error: HostError) {
-    let ErrorExplanation { cause, headline, text, advice, .. } = explained(error);
+pub(super) fn explain_by(verdict: &mut Verdict, error: HostErrorText) {
+    let ErrorExplanation { cause, headline, text, advice, .. } = explained(error.error);
     (verdict.cause, verdict.confidence) = (cause, Confidence::Likely);
     verdict.headline = headline.map(str::to_owned);
     if let Some(ended) = &verdict.ended {
         verdict.what = format!("{ended}.");
     }
-    verdict.also.insert(0, text.to_owned());
+    verdict.also.insert(0, with_size(text, error));
     verdict.advice = vec![advice.to_owned()];
 }
 
@@ -151,11 +153,18 @@ fn add_error_without_end(verdict: &mut Verdict, found: &LoggedError, started: Op
             .also
             .push(format!("Its log has an error of GPU memory at {at}, the last out-of-memory error in it.")),
         LogError::Host(error) => {
-            let ErrorExplanation { text, advice, .. } = explained(error);
+            let ErrorExplanation { text, advice, .. } = explained(error.error);
+            let text = with_size(text, error);
             verdict.also.push(format!("{text} It is of {at}, the last out-of-memory error in the log."));
             verdict.advice.push(advice.to_owned());
         }
     }
+}
+
+/// Returns what is said of an error, with the memory that was asked for.
+fn with_size(text: &str, error: HostErrorText) -> String {
+    let asked = error.asked_bytes.map(|asked| format!(" It asked for {}.", bytes(asked)));
+    format!("{text}{}", asked.unwrap_or_default())
 }
 
 /// What an error in a log says of an end.
@@ -311,7 +320,7 @@ mod tests {
             let evidence = verdict.evidence.iter().map(|it| it.text.to_string()).collect::<String>();
             (verdict.cause, verdict.also.join(" "), evidence, verdict.advice.join(" "))
         };
-        let (cause, also, evidence, advice) = added(Some((500.0, LogError::Host(HostError::Shm))));
+        let (cause, also, evidence, advice) = added(Some((500.0, LogError::Host(HostError::Shm.into()))));
         assert_eq!((cause, evidence.as_str()), (Cause::Nothing, "the line"));
         assert!(
             also.contains("typical of a full /dev/shm") && also.contains("the last out-of-memory error"),
@@ -324,7 +333,7 @@ mod tests {
             also.starts_with("Its log has an error of GPU memory at ") && evidence == "the line",
             "{also}"
         );
-        let (_, also, evidence, _) = added(Some((50.0, LogError::Host(HostError::Shm))));
+        let (_, also, evidence, _) = added(Some((50.0, LogError::Host(HostError::Shm.into()))));
         assert!(also.ends_with("before its start: \"the line\"") && evidence.is_empty(), "{also}");
         assert_eq!(added(None).1, "The last 1.0 MiB of its log have no out-of-memory error that is known.");
     }

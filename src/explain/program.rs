@@ -1,7 +1,10 @@
 //! What limits the memory of well-known programs, by the name of the process: the settings that their users know.
 
-use crate::events::{Kill, OomScope, Role};
+use super::RunSummary;
+use super::limit::limit_of;
+use crate::events::{Kill, KillOwner, OomScope, Role};
 use crate::parse::process::WorkerProgram;
+use crate::runs::hit_limit::LimitPosition;
 
 /// Names of the processes of virtual machines.
 const VIRTUAL_MACHINES: &[&str] = &["qemu-system-*", "qemu-kvm", "kvm"];
@@ -81,6 +84,27 @@ pub(super) fn fewer_workers(program: &str) -> String {
     text.to_owned()
 }
 
+/// Says of programs that see no limit but that of their own container that they take the host's memory for theirs, where another one was
+/// reached. Docs/deaths.md has what each reads.
+pub(super) fn believed<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Option<String> {
+    let sees_limit = matches!(kill.owner, KillOwner::Container(_))
+        && !run.subject.is_run()
+        && limit_of(kill, run) == LimitPosition::Own;
+    if sees_limit || kill.scope == OomScope::Host {
+        return None;
+    }
+    let by_name =
+        || WORKERS.iter().find(|(begin, _)| kill.process.starts_with(begin)).map(|(_, program)| *program);
+    let (name, setting) = match WorkerProgram::of_name(&kill.program).or_else(by_name)? {
+        WorkerProgram::Dask => ("Dask", "a worker's memory_limit (LocalCluster, dask worker --memory-limit)"),
+        WorkerProgram::Ray => ("Ray", "ray.init(_memory=, object_store_memory=)"),
+        _ => return None,
+    };
+    Some(format!(
+        "{name} sees no limit but that of its own container, and takes the host's memory for its own here: {setting} tells it."
+    ))
+}
+
 fn is_it(name: &str, pattern: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(begin) => name.starts_with(begin),
@@ -114,4 +138,40 @@ pub(super) fn advice(kill: &Kill) -> Option<String> {
     let worker = |name: &str| WORKERS.iter().find(|(begin, _)| name.starts_with(begin));
     let workers = names.into_iter().flatten().find_map(worker).filter(|_| kill.role != Some(Role::Worker));
     settings.or_else(|| workers.map(|(_, program)| format!("{}.", fewer_workers(program.name()))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::{ContainerRef, LedgerEvent, RuntimeKind, Victim};
+    use crate::explain::explain;
+
+    #[test]
+    fn ray_and_dask_see_the_limit_of_their_own_container_alone() {
+        let id = "a".repeat(64);
+        let told = |limit: &str, runtime, program: &str, process: &str| {
+            let subject =
+                ContainerRef { container_id: id.as_str().into(), runtime, ..ContainerRef::default() };
+            let kill = Kill {
+                owner: KillOwner::Container(subject),
+                victim: Some(Victim::Child),
+                scope: OomScope::Container,
+                limit_cgroup: limit.into(),
+                cgroup: format!("/docker/{id}").into(),
+                program: program.into(),
+                process: process.into(),
+                ..Kill::unknown()
+            };
+            explain(&[LedgerEvent::OomKill(kill)], 9.0).expect("a verdict").also.join(" ")
+        };
+        let (own, above) = (format!("/docker/{id}"), "/batch");
+        let docker = RuntimeKind::Docker;
+        assert!(told(above, docker, "ray", "").contains("Ray sees no limit but that of its own container"));
+        assert!(told(above, docker, "", "dask worker").contains("memory_limit"));
+        assert!(told(&own, RuntimeKind::Run, "dask", "").contains("Dask sees no limit"));
+        for (limit, program) in [(&*own, "ray"), (above, "celery"), (above, "")] {
+            let also = told(limit, docker, program, "python3");
+            assert!(!also.contains("sees no limit"), "{limit} {program}: {also}");
+        }
+    }
 }

@@ -1,12 +1,11 @@
 //! Determines the cause and the sentence that describes it.
 
-use super::container_log;
 use super::limit::{inside, limit_bytes, limit_of};
 use super::place::CgroupPlace;
 use super::text::{name, role_noun, role_one, signal, signal_of, time};
 use super::{
-    Cause, Confidence, RunSummary, Verdict, advice, cuda_oom, ended_it, headline, last_sample, report,
-    run_words,
+    Cause, Confidence, RunSummary, Verdict, advice, container_log, cuda_oom, ended_it, headline, last_sample,
+    program, report, run_words,
 };
 use crate::discover::RuntimeKind;
 use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, Method, OomScope, Role, Victim};
@@ -99,7 +98,7 @@ pub(super) fn verdict(run: &RunSummary<'_>, now: f64) -> Verdict {
         advice: advice::of(cause, run, lead),
     };
     if let Some(error) = run.exit.filter(|_| lead.is_none()).and_then(|exit| exit.log_error) {
-        verdict.evidence.push(Evidence::new("log", error.kind().to_owned()));
+        verdict.evidence.push(Evidence::new("log", error.error.kind().to_owned()));
         container_log::explain_by(&mut verdict, error);
     }
     run_words::adapt(verdict)
@@ -754,7 +753,7 @@ fn by_error(run: &RunSummary<'_>, at: &str) -> (Cause, Confidence, String) {
     if let Some((used, size)) = full_shm(run) {
         let what = format!(
             "{at}, while {} of the {} of its /dev/shm were in use: a full one kills DataLoader workers (SIGBUS), \
-             and the trainer then ends with an error. memledger does not read its log, which would prove it.",
+             and the trainer then ends with an error. Its log would prove it.",
             bytes(used),
             bytes(size)
         );
@@ -854,6 +853,7 @@ fn also(run: &RunSummary<'_>, lead: Option<&Kill>, cause: Cause) -> Vec<String> 
         ));
     }
     lines.extend(unread_kill(run, lead).filter(|_| cause != Cause::OomFlagOnly)); // said already there
+    lines.extend(lead.and_then(|kill| program::believed(kill, run)));
     lines
 }
 

@@ -244,9 +244,10 @@ fn write_host(figures: &LedgerFigures, series: &mut Series) {
 /// Writes the ledger's figures without a cycle. Returns the containers that they are about, of which only names are known.
 pub fn write_figures(figures: &LedgerFigures, series: &mut Series) -> Vec<Arc<Container>> {
     write_host(figures, series);
+    let reads_logs = figures.reads_logs;
     let containers = figures.containers.iter().enumerate();
     let containers = containers.map(|(number, figures)| {
-        write_container(figures, number as u32, series);
+        write_container(figures, number as u32, reads_logs, series);
         Arc::new(Container::known_by_name(figures.identity.clone()))
     });
     containers.collect()
@@ -263,13 +264,13 @@ fn write_containers(
 ) -> Vec<Option<CycleCounts>> {
     let by_name: HashMap<&Identity, &ContainerFigures> =
         figures.containers.iter().map(|figures| (&figures.identity, figures)).collect();
-    let running = &context.inventory.containers;
+    let (running, reads_logs) = (&context.inventory.containers, figures.reads_logs);
     let (mut written, mut counts) = (HashSet::new(), Vec::with_capacity(running.len()));
     for (number, container) in running.iter().chain(shown.iter()).enumerate() {
         let name = container.identity.clone();
         let figures = by_name.get(&name);
         if let Some(figures) = figures {
-            write_container(figures, number as u32, series);
+            write_container(figures, number as u32, reads_logs, series);
         }
         if number < running.len() {
             counts.push(figures.map(|figures| figures.counts()));
@@ -278,13 +279,13 @@ fn write_containers(
     }
     for figures in figures.containers.iter().filter(|figures| !written.contains(&figures.identity)) {
         let number = running.len() + shown.len();
-        write_container(figures, number as u32, series);
+        write_container(figures, number as u32, reads_logs, series);
         shown.push(Arc::new(Container::known_by_name(figures.identity.clone())));
     }
     counts
 }
 
-fn write_container(figures: &ContainerFigures, number: u32, series: &mut Series) {
+fn write_container(figures: &ContainerFigures, number: u32, reads_logs: bool, series: &mut Series) {
     if let Some(since) = figures.since {
         series.set_counted_since(number, since);
     }
@@ -293,9 +294,8 @@ fn write_container(figures: &ContainerFigures, number: u32, series: &mut Series)
             series.container(CONTAINER_OOM_KILLS, number, [victim.into(), scope.into()], kills as f64);
         }
     }
-    let is_log_read = figures.cuda_ooms[CudaOomSource::Log as usize].is_some();
     for (reason, exits) in std::iter::zip(ExitReason::ALL, figures.exits) {
-        if reason.is_of_log() && !is_log_read && exits == 0 {
+        if reason.is_of_log() && !reads_logs && exits == 0 {
             continue;
         }
         series.container(CONTAINER_EXITS, number, [reason.label().into()], exits as f64);

@@ -136,6 +136,8 @@ pub struct LedgerFigures {
     pub store_up: Option<bool>,
     /// Rows of the store that could not be parsed at the start.
     pub unreadable_rows: u64,
+    /// Logs of containers are read.
+    pub reads_logs: bool,
     /// Containers that are running or ended within `keep_ended`.
     pub containers: Vec<ContainerFigures>,
 }

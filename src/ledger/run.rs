@@ -10,7 +10,7 @@ use crate::clock::{ClockStep, Timestamp};
 use crate::events::{OomScope, UsageSample};
 use crate::lifecycle;
 use crate::lifecycle::timing::{LISTED_AFTER_KILL, START_TOLERANCE, STOP_REQUEST_WINDOW, USAGE_KEPT};
-use crate::parse::log_error::HostError;
+use crate::parse::log_error::HostErrorText;
 use crate::runs::RunFigures;
 use crate::runs::hit_limit::HitLimit;
 use crate::runs::usage::{ContainerUsage, ProcessUsage};
@@ -68,7 +68,7 @@ pub struct RunEvidence {
     /// Unix time of the last one that a process did not catch.
     pub uncaught_cuda_oom: Option<f64>,
     /// Unix time of the last other error in its log, and what it was.
-    pub log_error: Option<(f64, HostError)>,
+    pub log_error: Option<(f64, HostErrorText)>,
     /// What the record of this run will have; empty once the record is complete.
     pub(super) figures: RunFigures,
     /// Unix time of the last kill that was stored with the prior usage.

@@ -205,9 +205,7 @@ impl LedgerService {
     fn open_ledger(&mut self) -> Result<(), StoreError> {
         self.opened = Timestamp::now();
         let mut ledger = OpenLedger::open(&self.config, self.log_start_usec)?;
-        if self.has_past {
-            ledger.put_first_start(self.counting_start(), &self.shared_state);
-        }
+        ledger.put_first_start(self.counting_start(), &self.shared_state);
         self.memory = ledger.writer.memory();
         self.shared_state.followers.set_cursors(ledger.writer.cursors());
         self.shared_state.set_stored(StoredFigures {

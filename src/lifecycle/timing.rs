@@ -136,6 +136,8 @@ pub const STOP_REQUEST_WINDOW: f64 = 600.0;
 pub const CUDA_OOM_WINDOW: f64 = 5.0;
 /// The same for an error in the log, which does not say whether it was caught. A launcher needs some seconds to notice.
 pub const LOG_OOM_WINDOW: f64 = 15.0;
+/// An engine stamps the last line of a log at most so many seconds after the end of its run.
+pub const LATE_LINE: f64 = 1.0;
 /// A launcher ends within this many seconds after one of its processes ended by a CUDA out-of-memory error: it stops the others
 /// first.
 pub const UNCAUGHT_OOM_WINDOW: f64 = 120.0;

@@ -21,7 +21,7 @@ use aho_corasick::{AhoCorasick, AhoCorasickBuilder, AhoCorasickKind};
 use regex::{Captures, Regex};
 
 /// A larger number of bytes is none: NVML's value for unknown memory is 2^64 bytes, and torch prints it.
-const MAX_BYTES: f64 = (1_u64 << 50) as f64;
+pub const MAX_BYTES: f64 = (1_u64 << 50) as f64;
 
 /// The numbers of a CUDA out-of-memory error, as far as its text has them.
 ///

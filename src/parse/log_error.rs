@@ -6,9 +6,10 @@
 use std::sync::LazyLock;
 
 use aho_corasick::AhoCorasick;
+use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use super::cuda_oom::{self, CudaOomText, any_of};
+use super::cuda_oom::{self, CudaOomText, MAX_BYTES, any_of};
 
 /// An error in a log.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,7 +17,24 @@ pub enum LogError {
     /// GPU memory.
     Cuda(CudaOomText),
     /// Anything else.
-    Host(HostError),
+    Host(HostErrorText),
+}
+
+/// What the text of an error says that is not one of GPU memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostErrorText {
+    /// What it is.
+    #[serde(flatten)]
+    pub error: HostError,
+    /// Of refused memory, the bytes that were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_bytes: Option<u64>,
+}
+
+impl From<HostError> for HostErrorText {
+    fn from(error: HostError) -> Self {
+        Self { error, asked_bytes: None }
+    }
 }
 
 /// An error in a log that is not one of GPU memory. In JSON `kind`, and `of`, where a kind has several.
@@ -52,7 +70,9 @@ impl LogError {
     /// Returns the error on a host with a GPU or without one: where there is none, what may be of the host is.
     pub fn on_host(self, has_gpu: bool) -> Self {
         match self {
-            Self::Cuda(text) if text.may_be_of_host() && !has_gpu => Self::Host(REFUSED),
+            Self::Cuda(text) if text.may_be_of_host() && !has_gpu => {
+                Self::Host(HostErrorText { error: REFUSED, asked_bytes: text.tried })
+            }
             other => other,
         }
     }
@@ -276,7 +296,7 @@ const LINES_BEFORE: u64 = 12;
 /// Maximum number of lines of one error.
 pub const MAX_LINES: usize = 10;
 
-/// Words in a traceback that tell what an error below them is of.
+/// Words in a traceback by which it is known what an error below them is of.
 const PINS: &str = "pin_memory(";
 const PIN_THREAD: &str = "pin memory thread";
 const SEMAPHORE: &str = "SemLock";
@@ -332,21 +352,46 @@ impl ErrorFinder {
             let is_pinned =
                 found.framework == "torch" && found.tried.is_none() && is_pinning && !is_in_pin_thread;
             return Some(match is_pinned {
-                true => LogError::Host(HostError::Refused(RefusedMemory::Pinned)),
+                true => LogError::Host(HostError::Refused(RefusedMemory::Pinned).into()),
                 false => LogError::Cuda(found),
             });
         }
         let mut possible = parts.iter().filter_map(|number| TEXTS.get(*number));
         if let Some(ErrorText { error, .. }) = possible.find(|known| has_parts(line, known.parts)).copied() {
             let is_harmless = HARMLESS.iter().any(|words| line.contains(words));
-            return (!is_harmless && !is_elsewhere(line, error)).then_some(LogError::Host(error));
+            return (!is_harmless && !is_elsewhere(line, error))
+                .then(|| LogError::Host(text_of(error, line)));
         }
         if line.trim_end() == MEMORY_ERROR || line.starts_with("MemoryError:") {
-            return Some(LogError::Host(REFUSED));
+            return Some(LogError::Host(text_of(REFUSED, line)));
         }
         // a semaphore is a file in /dev/shm, which this text does not name
-        (is_semaphore && line.contains(NO_SPACE)).then_some(LogError::Host(HostError::Shm))
+        (is_semaphore && line.contains(NO_SPACE)).then(|| LogError::Host(HostError::Shm.into()))
     }
+}
+
+/// Returns what the line of an error says.
+fn text_of(error: HostError, line: &str) -> HostErrorText {
+    let asked_bytes = matches!(error, HostError::Refused(_)).then(|| asked_bytes(line)).flatten();
+    HostErrorText { error, asked_bytes }
+}
+
+/// A size in a text of refused memory: the first one is what was asked for. R's `Gb` are GiB.
+static ASKED: LazyLock<Regex> = LazyLock::new(|| {
+    #[allow(clippy::expect_used)] // a constant
+    Regex::new(
+        r"\b(?<number>[0-9]+(?:\.[0-9]+)?)[ -]?(?:bytes?|(?<unit>[KMGT])i?[Bb])\b|of size (?<size>[0-9]+)(?: failed|$)|commit_memory\(0x[0-9a-f]+, (?<committed>[0-9]+)",
+    )
+    .expect("a constant")
+});
+
+/// Returns the bytes that were asked for, by the text of an error.
+fn asked_bytes(line: &str) -> Option<u64> {
+    let found = ASKED.captures(line)?;
+    let number = ["number", "size", "committed"].iter().find_map(|name| found.name(name))?;
+    let unit = found.name("unit").map_or(0, |unit| "KMGT".find(unit.as_str()).map_or(0, |at| at as i32 + 1));
+    let bytes = number.as_str().parse::<f64>().ok()? * 1024_f64.powi(unit);
+    (bytes > 0.0 && bytes <= MAX_BYTES).then_some(bytes as u64)
 }
 
 /// Returns whether a full `/dev/shm` is only where a file was copied from: of a copy, the second path is the full one.
@@ -444,7 +489,7 @@ mod tests {
                     number,
                     match error {
                         LogError::Cuda(_) => "cuda",
-                        LogError::Host(error) => error.kind(),
+                        LogError::Host(text) => text.error.kind(),
                     },
                 )
             })
@@ -458,6 +503,36 @@ mod tests {
             (6, REFUSED.kind()),
         ];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn refused_memory_has_the_bytes_that_were_asked_for() {
+        for (line, bytes) in [
+            (
+                "MemoryError: Unable to allocate 74.5 GiB for an array with shape (10000000000,)",
+                Some(79_993_765_888),
+            ),
+            ("memory allocation of 107374182400 bytes failed", Some(107_374_182_400)),
+            ("ArrowMemoryError: malloc of size 107374182400 failed", Some(107_374_182_400)),
+            ("runtime: out of memory: cannot allocate 4194304-byte block (8192 in use)", Some(4 << 20)),
+            ("Error: cannot allocate vector of size 2.0 Gb", Some(2 << 30)),
+            (
+                "os::commit_memory(0x0000000600000000, 8589934592, 0) failed; error='Cannot allocate memory' (errno=12)",
+                Some(8 << 30),
+            ),
+            ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000 bytes.", Some(4_000)),
+            (
+                "model requires more system memory (11.3 GiB) than is available (4.1 GiB)",
+                Some(12_133_282_611),
+            ),
+            ("OSError: [Errno 12] Cannot allocate memory", None),
+            ("memory allocation of 99999999999999999999 bytes failed", None),
+        ] {
+            let Some((_, LogError::Host(text))) = find_errors(&[line]).pop() else { panic!("{line}") };
+            assert_eq!(text.asked_bytes, bytes, "{line}");
+        }
+        let heap = "java.lang.OutOfMemoryError: Cannot reserve 4194304 bytes of direct buffer memory";
+        assert_eq!(find_errors(&[heap]), [(0, LogError::Host(JAVA.into()))]);
     }
 
     #[test]
@@ -475,6 +550,7 @@ mod tests {
             "the code MEMORY_LIMIT_EXCEEDED is in the documentation",
             "BlockingIOError: [Errno 11] Resource temporarily unavailable",
             "MemoryErrors so far: 0",
+            "MemoryError: Unable to allocate 3 GiB; retrying",
         ] {
             assert!(find_errors(&[line]).is_empty(), "{line}: {:?}", find_errors(&[line]));
         }
@@ -491,9 +567,13 @@ mod tests {
             let log = std::fs::read_to_string(&path).expect("a text");
             let lines: Vec<&str> = log.lines().collect();
             let last = find_errors(&lines).into_iter().next_back().map(|(_, error)| error);
+            let host = match last {
+                Some(LogError::Host(text)) => Some(text.error),
+                _ => None,
+            };
             let is_right = match name.split('-').next().unwrap_or_default() {
-                "heap" | "limit" => matches!(last, Some(LogError::Host(HostError::OwnLimit(_)))),
-                "monitor" | "dask" => matches!(last, Some(LogError::Host(HostError::Monitor(_)))),
+                "heap" | "limit" => matches!(host, Some(HostError::OwnLimit(_))),
+                "monitor" | "dask" => matches!(host, Some(HostError::Monitor(_))),
                 "none" => last.is_none(),
                 // the text alone cannot be told from that of a limit of processes
                 "refused" if name == "refused-mmap-locked" => last.is_none(),
@@ -502,10 +582,10 @@ mod tests {
                     matches!(last, Some(LogError::Cuda(text)) if text.may_be_of_host())
                 }
                 "refused" | "jetson" | "ollama" | "pin" => {
-                    matches!(last, Some(LogError::Host(HostError::Refused(_))))
+                    matches!(host, Some(HostError::Refused(_)))
                 }
-                "shm" | "nccl" => last == Some(LogError::Host(HostError::Shm)),
-                "threads" | "pids" => last == Some(LogError::Host(HostError::Threads)),
+                "shm" | "nccl" => host == Some(HostError::Shm),
+                "threads" | "pids" => host == Some(HostError::Threads),
                 "server" => matches!(last, Some(LogError::Cuda(_))),
                 other => panic!("no kind has texts that begin with {other}"),
             };

@@ -13,8 +13,8 @@ use crate::events::{
 };
 use crate::host::process::ProcessId;
 use crate::ledger::exchange::{GpuProcessUse, GpuUse, GpuUser};
-use crate::lifecycle::timing::{MAX_EARLIER_AGE, MAX_RECENT_AGE, UNCAUGHT_TIMEOUT};
-use crate::parse::log_error::HostError;
+use crate::lifecycle::timing::{LATE_LINE, MAX_EARLIER_AGE, MAX_RECENT_AGE, UNCAUGHT_TIMEOUT};
+use crate::parse::log_error::HostErrorText;
 use crate::reporter::message::normalized_uuid;
 use crate::reporter::ooms::ReportedOom;
 
@@ -123,13 +123,18 @@ impl Reconciler {
     pub fn add_host_errors(
         &mut self,
         now: Timestamp,
-        errors: HashMap<ContainerId, Vec<(Timestamp, HostError)>>,
+        errors: HashMap<ContainerId, Vec<(Timestamp, HostErrorText)>>,
     ) {
         for (id, errors) in errors {
+            if self.containers.get(&id).is_none() {
+                continue;
+            }
             let state = self.containers.modify(&id);
             for (at, error) in errors {
                 let at = now.unix_seconds() - now.since(at).as_secs_f64();
-                if let Some(run) = state.runs.at_mut(at) {
+                // an engine may stamp the last line after the end
+                let number = [at, at - LATE_LINE].iter().find_map(|at| Some(state.runs.at_mut(*at)?.number));
+                if let Some(run) = number.and_then(|number| state.runs.get_mut(number)) {
                     run.evidence.log_error = Some((at, error));
                 }
             }

@@ -21,11 +21,11 @@ use crate::ledger::totals::Total;
 use crate::lifecycle::RunId;
 use crate::lifecycle::timing::{
     ATTRIBUTION_TIMEOUT, CAUSE_WINDOW, CLOCK_TOLERANCE, CUDA_OOM_WINDOW, EVIDENCE_TIMEOUT,
-    EXIT_EVENT_TIMEOUT, EXIT_TIMEOUT, EXIT_WINDOW, LAST_REPORTS_TIMEOUT, LOG_DELAY, LOG_OOM_WINDOW,
-    LOG_TIMEOUT, MAIN_EXIT_TIMEOUT, MAX_TEARDOWN, REQUEST_REPLY_TIMEOUT, RUNTIME_EVENT_TIMEOUT,
-    STOP_REQUEST_WINDOW, STOP_TIMEOUT, UNCAUGHT_OOM_WINDOW,
+    EXIT_EVENT_TIMEOUT, EXIT_TIMEOUT, EXIT_WINDOW, LAST_REPORTS_TIMEOUT, LATE_LINE, LOG_DELAY,
+    LOG_OOM_WINDOW, LOG_TIMEOUT, MAIN_EXIT_TIMEOUT, MAX_TEARDOWN, REQUEST_REPLY_TIMEOUT,
+    RUNTIME_EVENT_TIMEOUT, STOP_REQUEST_WINDOW, STOP_TIMEOUT, UNCAUGHT_OOM_WINDOW,
 };
-use crate::parse::log_error::HostError;
+use crate::parse::log_error::{HostError, HostErrorText};
 use crate::runs::hit_limit::HitLimit;
 use crate::runs::{RunFigures, RunRecord};
 
@@ -467,11 +467,12 @@ impl Reconciler {
         let is_explained = request == StopRequest::Explains || status == Some(0);
         let logged = run.filter(|_| !is_explained).and_then(|run| logged_error(run, pending));
         if let Some(error) = logged.filter(|_| self.may_have_ended(pending).is_empty()) {
-            if is_open || self.logs_being_read.contains(&pending.id) {
+            // the log of a run that follows at once is being read too
+            if is_open || may_report && self.logs_being_read.contains(&pending.id) {
                 return None;
             }
             let other = if is_crash { ExitReason::Signal } else { ExitReason::Error };
-            let reason = ExitReason::of_error(error).unwrap_or(other);
+            let reason = ExitReason::of_error(error.error).unwrap_or(other);
             return Some(Decision { log_error: Some(error), ..Decision::of(reason) });
         }
         let reason = match (request, pending.exit.exit_code) {
@@ -573,7 +574,7 @@ struct Decision {
     /// Ids of the kills that may have ended it.
     may_be: Vec<u64>,
     /// The error in its log that explains it.
-    log_error: Option<HostError>,
+    log_error: Option<HostErrorText>,
 }
 
 impl Decision {
@@ -640,16 +641,16 @@ fn ended_by_cuda_oom(run: &LedgerRun, pending: &PendingExit) -> bool {
 }
 
 /// Returns the error in the log of a run that explains its end: the last one before it, of a program that ended with an error or crashed.
-fn logged_error(run: &LedgerRun, pending: &PendingExit) -> Option<HostError> {
+fn logged_error(run: &LedgerRun, pending: &PendingExit) -> Option<HostErrorText> {
     let (at, error) = run.evidence.log_error?;
     let is_its = match pending.exit.exit_code? {
         // numpy ends by an interrupt where it gets no thread
-        SIGINT_STATUS => error == HostError::Threads,
+        SIGINT_STATUS => error.error == HostError::Threads,
         status @ 129..=192 => is_crash_status(status),
         _ => true,
     };
-    (is_its && is_before(Some(at), pending.exit.at, LOG_OOM_WINDOW) && !ended_by_cuda_oom(run, pending))
-        .then_some(error)
+    let is_near = (-LATE_LINE..LOG_OOM_WINDOW).contains(&(pending.exit.at - at));
+    (is_its && is_near && !ended_by_cuda_oom(run, pending)).then_some(error)
 }
 
 /// Returns true if an error was less than `most` seconds before the end of a run.

@@ -167,6 +167,7 @@ impl Reconciler {
             unattributed: self.totals.get(Total::Unattributed),
             gaps: self.totals.get(Total::WithoutRecord),
             duplicate_lines: self.totals.get(Total::Duplicates),
+            reads_logs: self.reads_logs,
             containers: containers.into_values().collect(),
             ..LedgerFigures::default()
         }

@@ -13,6 +13,7 @@ use super::ram_budget::{RamBudgetParts, TrainingSettings};
 use super::ram_capacity::RamCapacity;
 use super::ram_lines::{RamPlan, killed_settings, ram_lines};
 use super::vram_lines::vram_lines;
+use crate::events::ExitReason;
 use crate::runs::setting_names::KnownSetting;
 use crate::runs::{RunRecord, allocator};
 
@@ -90,18 +91,19 @@ fn unexplained_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine
     let alike = runs.iter().filter(|run| has_same_rest(run, newest) && has_same_gpu(run, newest));
     let failed = FailedBatches::of(alike.clone());
     let batch = failed.unexplained.filter(|batch| failed.out_of_memory.is_none_or(|known| *batch < known))?;
-    let from =
-        alike.filter(|run| number(run, KnownSetting::Batch) == Some(batch)).map(|run| Arc::clone(&run.run));
-    Some(AdviceLine {
-        topic: "batch",
-        is_ok: true,
-        text: format!(
-            "it is not known why {}={batch} failed: nothing as large is proposed. If it ran out of GPU memory, memledger sees that with \
-             --container.logs, or if the program reports to it",
-            KnownSetting::Batch.word(&newest.settings)
+    let from: Vec<&RunRecord> = alike.filter(|run| number(run, KnownSetting::Batch) == Some(batch)).collect();
+    let word = KnownSetting::Batch.word(&newest.settings);
+    let text = match from.iter().filter_map(|run| run.exit_reason).any(ExitReason::is_of_log) {
+        true => format!(
+            "{word}={batch} failed for a lack of the host's, not of GPU memory, as memledger why says: nothing as large is proposed"
         ),
-        runs: from.collect(),
-    })
+        false => format!(
+            "it is not known why {word}={batch} failed: nothing as large is proposed. If it ran out of GPU memory, memledger sees that with \
+             --container.logs, or if the program reports to it"
+        ),
+    };
+    let runs = from.into_iter().map(|run| Arc::clone(&run.run)).collect();
+    Some(AdviceLine { topic: "batch", is_ok: true, text, runs })
 }
 
 /// Returns the checklist before the next run: the advice, and who holds the GPUs of the newest run at the Unix time `now`. `running`

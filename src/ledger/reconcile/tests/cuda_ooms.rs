@@ -119,7 +119,7 @@ fn reason_by_log(error: HostError, seconds: f64, exit_code: Option<i64>) -> Opti
 }
 
 fn in_log(story: &mut Story, at: f64, error: HostError) {
-    let errors = [(id('a'), vec![(story.at(at), error)])];
+    let errors = [(id('a'), vec![(story.at(at), error.into())])];
     story.reconciler.add_host_errors(story.at(at), errors.into());
     story.settle(at);
 }
@@ -159,12 +159,19 @@ fn exit_has_the_error_in_its_log_and_waits_until_that_is_read() {
     story.reconciler.set_logs_being_read(Some([].into()));
     story.settle(15.2);
     assert_eq!(story.reasons('a'), [Some(ExitReason::Signal)]);
-    assert_eq!(story.exits('a')[0].log_error, Some(error));
-    // the next run has its own
+    assert_eq!(story.exits('a')[0].log_error, Some(error.into()));
+    // the next run has its own, and its log is being read too
+    story.reconciler.set_logs_being_read(Some([id('a')].into()));
     story.event('a', 20.0, EventKind::Started);
     story.end('a', 21.0, Some(1));
     story.settle(40.0);
-    assert_eq!(story.exits('a')[1].log_error, None);
+    assert_eq!((story.reasons('a')[1], story.exits('a')[1].log_error), (Some(ExitReason::Error), None));
+    story.event('a', 41.0, EventKind::Started);
+    in_log(&mut story, 42.0, error);
+    story.end('a', 43.0, Some(1));
+    story.event('a', 43.1, EventKind::Started);
+    story.settle(60.0);
+    assert_eq!(story.exits('a')[2].log_error, Some(error.into()));
 }
 
 #[test]
