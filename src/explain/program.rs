@@ -84,13 +84,15 @@ pub(super) fn fewer_workers(program: &str) -> String {
     text.to_owned()
 }
 
-/// Says of programs that see no limit but that of their own container that they take the host's memory for theirs, where another one was
-/// reached. Docs/deaths.md has what each reads.
+/// Says of programs that see no limit but that of their own container that they do not see the one that was reached, where it is known to be
+/// another one. docs/deaths.md has what each reads.
 pub(super) fn believed<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Option<String> {
-    let sees_limit = matches!(kill.owner, KillOwner::Container(_))
-        && !run.subject.is_run()
-        && limit_of(kill, run) == LimitPosition::Own;
-    if sees_limit || kill.scope == OomScope::Host {
+    let is_unseen = match kill.owner {
+        KillOwner::Container(_) => run.subject.is_run() || limit_of(kill, run) == LimitPosition::Above,
+        KillOwner::Host => true,
+        KillOwner::Pending | KillOwner::Unattributed => false,
+    };
+    if !is_unseen || kill.scope == OomScope::Host {
         return None;
     }
     let by_name =
@@ -101,7 +103,7 @@ pub(super) fn believed<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Option<Strin
         _ => return None,
     };
     Some(format!(
-        "{name} sees no limit but that of its own container, and takes the host's memory for its own here: {setting} tells it."
+        "{name} sees no limit but that of its own container, and not this one: {setting} sets what it may take."
     ))
 }
 
@@ -164,12 +166,12 @@ mod tests {
             };
             explain(&[LedgerEvent::OomKill(kill)], 9.0).expect("a verdict").also.join(" ")
         };
-        let (own, above) = (format!("/docker/{id}"), "/batch");
+        let (own, inside, above) = (format!("/docker/{id}"), format!("/docker/{id}/inner"), "/batch");
         let docker = RuntimeKind::Docker;
         assert!(told(above, docker, "ray", "").contains("Ray sees no limit but that of its own container"));
         assert!(told(above, docker, "", "dask worker").contains("memory_limit"));
         assert!(told(&own, RuntimeKind::Run, "dask", "").contains("Dask sees no limit"));
-        for (limit, program) in [(&*own, "ray"), (above, "celery"), (above, "")] {
+        for (limit, program) in [(&*own, "ray"), (&*inside, "ray"), (above, "celery"), (above, "")] {
             let also = told(limit, docker, program, "python3");
             assert!(!also.contains("sees no limit"), "{limit} {program}: {also}");
         }
