@@ -43,19 +43,19 @@ fn is_logged_with_its_cgroup(container: &Container) -> bool {
     log.lines().any(|line| line.contains("task_memcg=") && line.contains(&container.id))
 }
 
-/// Runs containers until the kernel has logged a kill with its cgroup; returns that container, which has ended.
+/// Runs containers until the kernel has logged a kill with its cgroup; returns that container, which has ended. After ten kills the next
+/// ones may have none for five seconds, however many these are.
 fn killed(scene: &Scene, what: &str) -> Container {
-    for attempt in 0..20 {
+    let mut attempts = 0..;
+    eventually("a kill that is logged with its cgroup", || {
+        let attempt = attempts.next().unwrap_or(0);
         let container = scene.run(&format!("{what}{attempt}"), &[], &["eat"]);
         eventually("its end", || match container.inspect("{{.State.Status}}").as_str() {
             "exited" => Ok(()),
             other => Err(other.to_owned()),
         });
-        if is_logged_with_its_cgroup(&container) {
-            return container;
-        }
-    }
-    panic!("the kernel logged the cgroup of none of 20 kills");
+        if is_logged_with_its_cgroup(&container) { Ok(container) } else { Err(format!("attempt {attempt}")) }
+    })
 }
 
 #[test]
