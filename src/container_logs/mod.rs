@@ -141,6 +141,7 @@ impl ContainerLogs {
         // a program may print the same again and again
         if let Some((last, known)) = of_container.last_mut()
             && *known == error
+            && at >= *last
             && at.since(*last) < SAME_ERROR
         {
             *last = at;

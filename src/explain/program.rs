@@ -87,24 +87,22 @@ pub(super) fn fewer_workers(program: &str) -> String {
 /// Says of programs that see no limit but that of their own container that they do not see the one that was reached, where it is known to be
 /// another one. docs/deaths.md has what each reads.
 pub(super) fn believed<'a>(kill: &'a Kill, run: &RunSummary<'a>) -> Option<String> {
-    let is_unseen = match kill.owner {
-        KillOwner::Container(_) => run.subject.is_run() || limit_of(kill, run) == LimitPosition::Above,
-        KillOwner::Host => true,
-        KillOwner::Pending | KillOwner::Unattributed => false,
-    };
-    if !is_unseen || kill.scope == OomScope::Host {
+    // the limit of a run is that of a cgroup without a container
+    let unseen = if run.subject.is_run() { LimitPosition::Own } else { LimitPosition::Above };
+    let is_of_container = matches!(kill.owner, KillOwner::Container(_));
+    if kill.scope == OomScope::Host || !is_of_container || limit_of(kill, run) != unseen {
         return None;
     }
     let by_name =
         || WORKERS.iter().find(|(begin, _)| kill.process.starts_with(begin)).map(|(_, program)| *program);
     let (name, setting) = match WorkerProgram::of_name(&kill.program).or_else(by_name)? {
-        WorkerProgram::Dask => ("Dask", "a worker's memory_limit (LocalCluster, dask worker --memory-limit)"),
-        WorkerProgram::Ray => ("Ray", "ray.init(_memory=, object_store_memory=)"),
+        WorkerProgram::Dask => {
+            ("Dask", "a worker's memory_limit (LocalCluster, dask worker --memory-limit) sets what it takes")
+        }
+        WorkerProgram::Ray => ("Ray", "ray.init(_memory=, object_store_memory=) sets what it plans with"),
         _ => return None,
     };
-    Some(format!(
-        "{name} sees no limit but that of its own container, and not this one: {setting} sets what it may take."
-    ))
+    Some(format!("{name} sees no limit but that of its own container, and not this one: {setting}."))
 }
 
 fn is_it(name: &str, pattern: &str) -> bool {

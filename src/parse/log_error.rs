@@ -325,6 +325,8 @@ pub struct ErrorFinder {
     line: u64,
     /// Numbers of the last lines with [`PINS`], [`PIN_THREAD`] and [`SEMAPHORE`].
     last: [Option<u64>; 3],
+    /// The last error with a size, and the number of its line.
+    sized: Option<(u64, HostErrorText)>,
 }
 
 impl ErrorFinder {
@@ -357,30 +359,37 @@ impl ErrorFinder {
             });
         }
         let mut possible = parts.iter().filter_map(|number| TEXTS.get(*number));
-        if let Some(ErrorText { error, .. }) = possible.find(|known| has_parts(line, known.parts)).copied() {
+        if let Some(ErrorText { error, parts, .. }) =
+            possible.find(|known| has_parts(line, known.parts)).copied()
+        {
             let is_harmless = HARMLESS.iter().any(|words| line.contains(words));
             return (!is_harmless && !is_elsewhere(line, error))
-                .then(|| LogError::Host(text_of(error, line)));
+                .then(|| LogError::Host(self.with_size(text_of(error, line, parts[0]))));
         }
         if line.trim_end() == MEMORY_ERROR || line.starts_with("MemoryError:") {
-            return Some(LogError::Host(text_of(REFUSED, line)));
+            return Some(LogError::Host(self.with_size(text_of(REFUSED, line, MEMORY_ERROR))));
         }
         // a semaphore is a file in /dev/shm, which this text does not name
         (is_semaphore && line.contains(NO_SPACE)).then(|| LogError::Host(HostError::Shm.into()))
     }
 }
 
-/// Returns what the line of an error says.
-fn text_of(error: HostError, line: &str) -> HostErrorText {
-    let asked_bytes = matches!(error, HostError::Refused(_)).then(|| asked_bytes(line)).flatten();
-    HostErrorText { error, asked_bytes }
+/// Texts of refused memory in which no size is what was asked for.
+const WITHOUT_SIZE: [&str; 3] = ["annot allocate memory", "bad_alloc", "ENOMEM"];
+
+/// Returns what the line of an error says, which begins with this part.
+fn text_of(error: HostError, line: &str, part: &str) -> HostErrorText {
+    let is_sized = matches!(error, HostError::Refused(_))
+        && (line.contains("commit_memory(") || !WITHOUT_SIZE.iter().any(|words| part.contains(words)));
+    let begin = line.find("commit_memory(").or_else(|| line.find(part)).unwrap_or(0);
+    HostErrorText { error, asked_bytes: is_sized.then(|| asked_bytes(&line[begin..])).flatten() }
 }
 
 /// A size in a text of refused memory: the first one is what was asked for. R's `Gb` are GiB.
 static ASKED: LazyLock<Regex> = LazyLock::new(|| {
     #[allow(clippy::expect_used)] // a constant
     Regex::new(
-        r"\b(?<number>[0-9]+(?:\.[0-9]+)?)[ -]?(?:bytes?|(?<unit>[KMGT])i?[Bb])\b|of size (?<size>[0-9]+)(?: failed|$)|commit_memory\(0x[0-9a-f]+, (?<committed>[0-9]+)",
+        r"\b(?<number>[0-9]+(?:\.[0-9]*)?)[ -]?(?:bytes?|(?<unit>[KMGT])i?[Bb])\b|of size (?<size>[0-9]+)(?: failed|$)|commit_memory\(0x[0-9a-f]+, (?<committed>[0-9]+)",
     )
     .expect("a constant")
 });
@@ -392,6 +401,19 @@ fn asked_bytes(line: &str) -> Option<u64> {
     let unit = found.name("unit").map_or(0, |unit| "KMGT".find(unit.as_str()).map_or(0, |at| at as i32 + 1));
     let bytes = number.as_str().parse::<f64>().ok()? * 1024_f64.powi(unit);
     (bytes > 0.0 && bytes <= MAX_BYTES).then_some(bytes as u64)
+}
+
+impl ErrorFinder {
+    /// Returns an error with the size of the same one some lines above, if it has none: the JVM says it in its first line.
+    fn with_size(&mut self, text: HostErrorText) -> HostErrorText {
+        let number = self.line;
+        if text.asked_bytes.is_some() {
+            self.sized = Some((number, text));
+        }
+        let above =
+            self.sized.filter(|(line, known)| number - line <= LINES_BEFORE && known.error == text.error);
+        above.map_or(text, |(_, known)| known)
+    }
 }
 
 /// Returns whether a full `/dev/shm` is only where a file was copied from: of a copy, the second path is the full one.
@@ -525,12 +547,18 @@ mod tests {
                 "model requires more system memory (11.3 GiB) than is available (4.1 GiB)",
                 Some(12_133_282_611),
             ),
-            ("OSError: [Errno 12] Cannot allocate memory", None),
+            ("MemoryError: Unable to allocate 373. GiB for an array", Some(373 << 30)),
+            ("model: 45%| 85.2MB/s]memory allocation of 80000000000 bytes failed", Some(80_000_000_000)),
+            ("[worker rss=12.0 GB] OSError: [Errno 12] Cannot allocate memory", None),
             ("memory allocation of 99999999999999999999 bytes failed", None),
         ] {
             let Some((_, LogError::Host(text))) = find_errors(&[line]).pop() else { panic!("{line}") };
             assert_eq!(text.asked_bytes, bytes, "{line}");
         }
+        let jvm = include_str!("../../tests/log-texts/refused-jvm-native.txt");
+        let lines: Vec<&str> = jvm.lines().collect();
+        let Some((_, LogError::Host(text))) = find_errors(&lines).pop() else { panic!("{jvm}") };
+        assert_eq!(text.asked_bytes, Some(823_296));
         let heap = "java.lang.OutOfMemoryError: Cannot reserve 4194304 bytes of direct buffer memory";
         assert_eq!(find_errors(&[heap]), [(0, LogError::Host(JAVA.into()))]);
     }

@@ -93,9 +93,10 @@ fn unexplained_line(newest: &RunRecord, runs: &[RunRecord]) -> Option<AdviceLine
     let batch = failed.unexplained.filter(|batch| failed.out_of_memory.is_none_or(|known| *batch < known))?;
     let from: Vec<&RunRecord> = alike.filter(|run| number(run, KnownSetting::Batch) == Some(batch)).collect();
     let word = KnownSetting::Batch.word(&newest.settings);
-    let text = match from.iter().filter_map(|run| run.exit_reason).any(ExitReason::is_of_log) {
+    let mut bad = from.iter().filter_map(|run| run.exit_reason).filter(|it| *it != ExitReason::Completed);
+    let text = match bad.all(ExitReason::is_of_log) {
         true => format!(
-            "{word}={batch} failed for a lack of the host's, not of GPU memory, as memledger why says: nothing as large is proposed"
+            "{word}={batch} failed for what its log shows, as memledger why says: nothing as large is proposed"
         ),
         false => format!(
             "it is not known why {word}={batch} failed: nothing as large is proposed. If it ran out of GPU memory, memledger sees that with \
