@@ -325,8 +325,6 @@ pub struct ErrorFinder {
     line: u64,
     /// Numbers of the last lines with [`PINS`], [`PIN_THREAD`] and [`SEMAPHORE`].
     last: [Option<u64>; 3],
-    /// The last error with a size, and the number of its line.
-    sized: Option<(u64, HostErrorText)>,
 }
 
 impl ErrorFinder {
@@ -364,10 +362,10 @@ impl ErrorFinder {
         {
             let is_harmless = HARMLESS.iter().any(|words| line.contains(words));
             return (!is_harmless && !is_elsewhere(line, error))
-                .then(|| LogError::Host(self.with_size(text_of(error, line, parts[0]))));
+                .then(|| LogError::Host(text_of(error, line, parts[0])));
         }
         if line.trim_end() == MEMORY_ERROR || line.starts_with("MemoryError:") {
-            return Some(LogError::Host(self.with_size(text_of(REFUSED, line, MEMORY_ERROR))));
+            return Some(LogError::Host(text_of(REFUSED, line, MEMORY_ERROR)));
         }
         // a semaphore is a file in /dev/shm, which this text does not name
         (is_semaphore && line.contains(NO_SPACE)).then(|| LogError::Host(HostError::Shm.into()))
@@ -401,19 +399,6 @@ fn asked_bytes(line: &str) -> Option<u64> {
     let unit = found.name("unit").map_or(0, |unit| "KMGT".find(unit.as_str()).map_or(0, |at| at as i32 + 1));
     let bytes = number.as_str().parse::<f64>().ok()? * 1024_f64.powi(unit);
     (bytes > 0.0 && bytes <= MAX_BYTES).then_some(bytes as u64)
-}
-
-impl ErrorFinder {
-    /// Returns an error with the size of the same one some lines above, if it has none: the JVM says it in its first line.
-    fn with_size(&mut self, text: HostErrorText) -> HostErrorText {
-        let number = self.line;
-        if text.asked_bytes.is_some() {
-            self.sized = Some((number, text));
-        }
-        let above =
-            self.sized.filter(|(line, known)| number - line <= LINES_BEFORE && known.error == text.error);
-        above.map_or(text, |(_, known)| known)
-    }
 }
 
 /// Returns whether a full `/dev/shm` is only where a file was copied from: of a copy, the second path is the full one.
@@ -555,10 +540,6 @@ mod tests {
             let Some((_, LogError::Host(text))) = find_errors(&[line]).pop() else { panic!("{line}") };
             assert_eq!(text.asked_bytes, bytes, "{line}");
         }
-        let jvm = include_str!("../../tests/log-texts/refused-jvm-native.txt");
-        let lines: Vec<&str> = jvm.lines().collect();
-        let Some((_, LogError::Host(text))) = find_errors(&lines).pop() else { panic!("{jvm}") };
-        assert_eq!(text.asked_bytes, Some(823_296));
         let heap = "java.lang.OutOfMemoryError: Cannot reserve 4194304 bytes of direct buffer memory";
         assert_eq!(find_errors(&[heap]), [(0, LogError::Host(JAVA.into()))]);
     }
