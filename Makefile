@@ -47,7 +47,7 @@ test-all: cargo ## all other tests: real systems, the cgroup v2 guest, the demo,
 
 soak: cargo ## counts too high for make test and test-all: 2,000 simulated worlds of the ledger for each of 20 seeds, two times 2,000 real kills, 10,000 restarts of the NVML process (2 h)
 	failed=; for seed in $$(seq 20); do \
-	  MEMLEDGER_TEST_SEED=$$seed MEMLEDGER_TEST_CASES=2000 $(CARGO) test --locked --release --lib -- explain::worlds:: || failed="$$failed $$seed"; \
+	  MEMLEDGER_TEST_SEED=$$seed MEMLEDGER_TEST_CASES=2000 $(CARGO) test --locked --release --lib -- diagnose::worlds:: || failed="$$failed $$seed"; \
 	done; [ -z "$$failed" ] || { echo "worlds with wrong results: seeds$$failed" >&2; exit 1; }
 	NEXTEST_PROFILE=soak MEMLEDGER_TEST_KILLS=2000 tests/run.sh gate --no-capture -E 'test(=oom::bursts::bursts_at_random_rates_with_default_sampling_misattribute_no_kill) + test(=oom::bursts::docker_restart_during_burst_loses_no_kill)'
 	NEXTEST_PROFILE=soak MEMLEDGER_TEST_RESTARTS=10000 tests/run.sh gate -E 'test(/many_restarts_leak_nothing/)'

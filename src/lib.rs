@@ -30,7 +30,7 @@
 //!                                |
 //!            ledger     decides kills and exits, on a thread of its own, and keeps them in a database
 //!                                |
-//!            explain    the verdicts of `why`: from events, from the host, from a saved log
+//!            diagnose   why a run ended, as data: from events, from the host, from a saved log
 //!                                |
 //!            snapshot   one finished cycle, immutable, shared
 //!                                |
@@ -74,7 +74,7 @@ pub mod events;
 pub mod gpu_state;
 pub mod runs;
 pub mod ledger;
-pub mod explain;
+pub mod diagnose;
 pub mod snapshot;
 pub mod overview;
 pub mod sampler;

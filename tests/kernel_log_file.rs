@@ -128,8 +128,10 @@ fn every_kill_has_a_verdict_and_the_newest_is_last() {
     assert!(times.is_sorted(), "{times:?}");
     let group = verdicts("v2-6.12-group.dmesg-T", &[]);
     assert_eq!((group.len(), &group[0]["pid"]), (1, &2957.into()), "a group is one incident");
-    let also = group[0]["also"].to_string();
-    assert!(also.contains("2 more processes were killed with it") && also.contains("(2740)"), "{also}");
+    let with = &group[0]["findings"][0];
+    assert_eq!((&with["finding"], &with["count"]), (&"killed_with_it".into(), &2.into()), "{with}");
+    let text = with["text"].as_str().expect("a sentence");
+    assert!(text.contains("2 more processes were killed with it") && text.contains("(2740)"), "{text}");
 }
 
 #[test]

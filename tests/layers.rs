@@ -94,6 +94,30 @@ fn only_exporters_read_rows_of_metrics() {
     assert!(readers > 5, "only {readers} exporters were found: the check does not work");
 }
 
+/// Returns the string literals of a line of program code.
+fn literals(line: &str) -> Vec<&str> {
+    line.trim_start().split(" // ").next().unwrap_or("").split('"').skip(1).step_by(2).collect()
+}
+
+#[test]
+fn diagnosis_is_data_without_a_sentence() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&src.join("diagnose"), &mut files);
+    assert!(files.len() > 15, "only {} files: the check does not work", files.len());
+    for file in files.iter().filter(|file| !file.ends_with("worlds.rs")) {
+        let text = std::fs::read_to_string(file).unwrap();
+        let program = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        for (number, line) in
+            program.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"))
+        {
+            let found = literals(line).into_iter().find(|literal| literal.contains(' '));
+            assert_eq!(found, None, "{}:{}: words belong into export/words", file.display(), number + 1);
+        }
+    }
+    assert_eq!(literals(r#"    f("a b", "c") // "d e""#), ["a b", "c"]);
+}
+
 #[test]
 fn finds_every_form_of_use() {
     assert_eq!(used("use crate::clock::Timestamp;"), ["clock"]);

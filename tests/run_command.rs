@@ -190,7 +190,7 @@ fn command_that_exceeds_its_limit_is_explained_without_a_service() {
     assert_eq!(answer["cause"], "oom_limit_main", "{answer}");
     let what = answer["what"].as_str().unwrap();
     assert!(what.contains("because the run reached its memory limit of 64.0 MiB"), "{what}");
-    assert!(answer["advice"].to_string().contains("memledger run --memory; now 64.0 MiB"), "{answer}");
+    assert!(answer["remedies"].to_string().contains("memledger run --memory; now 64.0 MiB"), "{answer}");
 }
 
 #[test]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Prints the lines of code of each module of src/, without tests, comments and blank lines, and the longest functions.
 
-usage: size.py [--functions N]      N: how many functions to list, 10 unless given
+usage: size.py [--functions N] [PATH...]      N: how many functions to list, 10 unless given
 
-A module is a file or folder directly below src/. Tests are items under `#[cfg(test)]` or `#[cfg(any(test, fuzzing))]`, files
+With paths below the repository only these are counted, each with its own line. A module is a file or folder directly below src/. Tests are items under `#[cfg(test)]` or `#[cfg(any(test, fuzzing))]`, files
 called tests.rs, invariants.rs or *_invariants.rs, and folders called tests. The script relies on rustfmt's layout: an item
 ends at the first closing brace at its own indentation.
 """
@@ -65,22 +65,27 @@ def functions(path, lines):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--functions", type=int, default=10)
-    wanted = parser.parse_args().functions
+    parser.add_argument("paths", nargs="*", type=lambda path: (SRC.parent / path).resolve())
+    arguments = parser.parse_args()
+    for path in arguments.paths:
+        if not path.exists():
+            sys.exit(f"size.py: {path} does not exist: paths are relative to the repository")
     modules, longest = collections.Counter(), []
     for path in sorted(SRC.rglob("*.rs")):
-        if is_test_file(path):
+        within = next((given for given in arguments.paths if path.is_relative_to(given)), None)
+        if is_test_file(path) or (arguments.paths and within is None):
             continue
         lines = without_tests(path.read_text().split("\n"))
-        module = path.relative_to(SRC).parts[0].removesuffix(".rs")
-        modules[module] += sum(is_code(line) for _, line in lines)
+        module = within.relative_to(SRC.parent) if within else path.relative_to(SRC).parts[0].removesuffix(".rs")
+        modules[str(module)] += sum(is_code(line) for _, line in lines)
         longest.extend(functions(path, lines))
     if not modules:
-        sys.exit(f"size.py: no Rust files below {SRC}")
+        sys.exit(f"size.py: no Rust files below {', '.join(map(str, arguments.paths or [SRC]))}")
     print("lines of code, without tests, comments and blank lines")
     for module, count in modules.most_common():
         print(f"{count:>8,}  {module}")
     print(f"{sum(modules.values()):>8,}  all\n\nlongest functions")
-    for count, place, name in sorted(longest, reverse=True)[:wanted]:
+    for count, place, name in sorted(longest, reverse=True)[: arguments.functions]:
         print(f"{count:>8,}  {name}  {place}")
 
 

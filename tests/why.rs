@@ -5,6 +5,7 @@ mod after_kill_cases;
 mod cases;
 mod events;
 mod exit_cases;
+mod kinds;
 
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixListener;
@@ -12,14 +13,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memledger::clock::Timestamp;
+use memledger::diagnose::{
+    Cause, Confidence, Diagnosis, explain, explain_last, not_found, query_diagnosis, without_events,
+};
 use memledger::events::{
     ContainerRef, CudaOom, Evidence, Exit, ExitReason, Identity, Kill, KillOwner, LedgerEvent, PriorUsage,
     ReportProcess, Role, RoleRange, Victim,
 };
-use memledger::explain::{
-    Cause, Confidence, Verdict, explain, explain_last, not_found, query_verdict, verdict_without_events,
-};
-use memledger::export::verdict_text::{render, render_all};
+use memledger::export::words;
+use memledger::export::words::screen::{render, render_all};
 use memledger::ledger::store::{FILE, Store};
 
 use crate::support::{golden, run_on_ledger as run};
@@ -53,7 +55,7 @@ fn allowed(events: &[LedgerEvent], computed: &[&str]) -> BTreeSet<String> {
                 out.extend(figures(&memledger::text::human_bytes(number)));
                 out.extend(figures(&memledger::text::torch_size(number as u64)));
                 out.extend(figures(&format!("{number}")));
-                out.extend(figures(&memledger::explain::time(number)));
+                out.extend(figures(&memledger::export::words::time(number)));
                 out.extend(figures(&memledger::text::lasted(number)));
                 out.extend(figures(&memledger::text::lasted(number - AT)));
                 out.extend(figures(&memledger::text::lasted(AT - number)));
@@ -70,11 +72,16 @@ fn allowed(events: &[LedgerEvent], computed: &[&str]) -> BTreeSet<String> {
     out
 }
 
-fn check(case: &Case) -> Verdict {
+/// Returns all that is said: what happened, what was found beside it, and the advice.
+fn words_of(diagnosis: &Diagnosis) -> String {
+    let lines = std::iter::once(words::what(diagnosis));
+    lines.chain(words::findings(diagnosis)).chain(words::advice(diagnosis)).collect::<Vec<_>>().join("\n")
+}
+
+fn check(case: &Case) -> Diagnosis {
     let name = case.name;
     let verdict = explain(&case.events, NOW).unwrap_or_else(|| panic!("{name}: no verdict"));
-    let text = std::iter::once(&verdict.what).chain(&verdict.also).chain(&verdict.advice);
-    let text = text.cloned().collect::<Vec<_>>().join("\n");
+    let text = words_of(&verdict);
     assert_eq!((verdict.cause, verdict.confidence), (case.cause, case.confidence), "{name}: {text}");
     for words in case.expected {
         assert!(text.contains(words), "{name}: no {words:?} in\n{text}");
@@ -115,7 +122,7 @@ fn every_cause_has_verdict_and_advice_without_invented_figures() {
 }
 
 /// Compares a screen with a golden file. The usual case fits a terminal of 24 lines.
-fn screen(name: &str, verdict: &Verdict, most_lines: usize) {
+fn screen(name: &str, verdict: &Diagnosis, most_lines: usize) {
     let text = render(verdict);
     golden(&format!("tests/golden/why/{name}.txt"), &text);
     let lines = text.lines().count();
@@ -124,7 +131,7 @@ fn screen(name: &str, verdict: &Verdict, most_lines: usize) {
     let processes = verdict.report.iter().flat_map(|report| &report.processes);
     assert!(processes.clone().all(|row| all.contains(&format!("(pid {}", row.pid))), "{all}");
     assert!(
-        verdict.evidence.iter().all(|piece| all.contains(&*piece.source)) && !all.contains("--all"),
+        words::evidence(verdict).iter().all(|piece| all.contains(&*piece.source)) && !all.contains("--all"),
         "{all}"
     );
 }
@@ -239,21 +246,24 @@ fn pod_answers_by_its_name_for_all_its_containers() {
     let exit = Exit { id: 1, subject: other, ..exit(ExitReason::Error, 3, -60.0) };
     let events = vec![ended(exit), killed(in_a_pod())];
     let query = |wanted: &str| {
-        let found = query_verdict::<()>(Some(wanted), NOW, |_| Ok(events.clone()));
+        let found = query_diagnosis::<()>(Some(wanted), NOW, |_| Ok(events.clone()));
         found.unwrap().unwrap()
     };
     for wanted in ["train-0", "ml/train-0"] {
         let verdict = query(wanted);
         assert_eq!(
-            verdict.title(),
+            words::title(&verdict),
             "OUT OF MEMORY at the limit of pod ml/train-0 (all its containers together)"
         );
-        let line =
-            verdict.also.iter().find(|line| line.contains("train-0/proxy")).expect("the other container");
+        let line = words::findings(&verdict)
+            .into_iter()
+            .find(|line| line.contains("train-0/proxy"))
+            .expect("the other container");
         assert!(line.contains("memledger why train-0/proxy"), "{line}");
     }
-    assert!(query("train-0/trainer").also.iter().all(|line| !line.contains("proxy")));
+    assert!(words::findings(&query("train-0/trainer")).iter().all(|line| !line.contains("proxy")));
     let known = not_found::<()>(Some("train"), std::iter::empty(), |_| Ok(events.clone())).unwrap();
+    let known = words::not_found(&known, false);
     assert_eq!(known, "Nothing is known about train; known containers: train-0/trainer, train-0/proxy");
 }
 
@@ -266,7 +276,7 @@ fn newest_run_decides_without_other_runs() {
     (old_end.id, old_end.subject) = (2, earlier);
     let mut events = vec![killed(old), ended(old_end), ended(exit(ExitReason::Completed, 0, 0.0))];
     let verdict = explain(&events, NOW).unwrap();
-    assert_eq!((verdict.cause, verdict.also.len()), (Cause::Completed, 0));
+    assert_eq!((verdict.cause, verdict.findings.len()), (Cause::Completed, 0));
     // a running run after an ended one
     let mut new = kill(Victim::Child);
     let started = Some(AT + 1.0);
@@ -274,7 +284,7 @@ fn newest_run_decides_without_other_runs() {
     events.push(killed(new));
     let verdict = explain(&events, NOW).unwrap();
     assert_eq!(verdict.cause, Cause::OomLimitWorker);
-    assert!(verdict.what.contains("the container kept running."), "{}", verdict.what);
+    assert!(words::what(&verdict).contains("the container kept running."), "{}", words::what(&verdict));
 }
 
 #[test]
@@ -283,14 +293,15 @@ fn kill_soon_after_another_shares_its_prior_usage() {
     let second = Kill { before: None, ..kill(Victim::Child) };
     let verdict = explain(&[killed(first), killed(second)], NOW).unwrap();
     assert!(verdict.held.is_some());
-    assert!(verdict.advice[0].contains("NUM_WORKERS=3"), "{:?}", verdict.advice);
+    let advice = words::advice(&verdict);
+    assert!(advice[0].contains("NUM_WORKERS=3"), "{advice:?}");
 }
 
 #[test]
 fn growth_after_last_sample_is_called_sudden() {
     let usage = before(20 * GIB, 20 * GIB, Some(44 * GIB));
     let kill = Kill { before: Some(Arc::new(usage)), ..kill(Victim::Main) };
-    let advice = explain(&[killed(kill)], NOW).unwrap().advice.join("\n");
+    let advice = words::advice(&explain(&[killed(kill)], NOW).unwrap()).join("\n");
     assert!(advice.contains("held 20.0 GiB at the last sample and reached the limit within 4 s"), "{advice}");
 }
 
@@ -299,7 +310,7 @@ fn own_limit_is_not_reported_as_limit_of_parent_cgroup() {
     let kill = Kill { limit_cgroup: "/training.slice".into(), ..kill(Victim::Child) };
     let verdict = explain(&[killed(kill)], NOW).unwrap();
     assert_eq!(verdict.cause, Cause::OomParentLimit);
-    assert!(!format!("{} {:?}", verdict.what, verdict.advice).contains("44.0 GiB"), "{}", verdict.what);
+    assert!(!words_of(&verdict).contains("44.0 GiB"), "{}", words::what(&verdict));
 }
 
 #[test]
@@ -312,7 +323,7 @@ fn several_killed_workers_of_a_run_are_one_line() {
     let verdict = explain(&several.collect::<Vec<_>>(), NOW).unwrap();
     let line = "3 more DataLoader workers of this run were OOM-killed, first at 2026-11-21 02:12:27 UTC, last at \
                 2026-11-21 02:12:47 UTC.";
-    assert_eq!(verdict.also, [line]);
+    assert_eq!(words::findings(&verdict), [line]);
 }
 
 /// A worker is killed each minute for a day, and a query has the newest events.
@@ -326,9 +337,9 @@ fn kills_that_were_not_read_are_counted() {
     let mut events: Vec<_> = newest.collect();
     let line = "1439 more processes of this run were OOM-killed, the last at 2026-11-21 02:12:07 UTC; `memledger \
                 events` has those that are kept.";
-    assert_eq!(explain(&events, NOW).unwrap().also, [line]);
+    assert_eq!(words::findings(&explain(&events, NOW).unwrap()), [line]);
     events.push(ended(Exit { oom_kills: 1_440, ..exit(ExitReason::Stopped, 143, 0.0) }));
-    assert_eq!(explain(&events, NOW).unwrap().also[1..], [line], "below how it ended");
+    assert_eq!(words::findings(&explain(&events, NOW).unwrap())[1..], [line], "below how it ended");
 }
 
 #[test]
@@ -339,8 +350,13 @@ fn kill_minutes_before_an_exit_by_sigkill_does_not_hide_the_one_of_that_moment()
     let exit = Exit { may_be: vec![1, 2], ..exit(ExitReason::Unknown, 137, 0.0) };
     let verdict = explain(&[killed(own), killed(lost), ended(exit)], NOW).unwrap();
     assert_eq!((verdict.cause, verdict.confidence), (Cause::OomLimitWorkerThenExit, Confidence::Likely));
-    assert!(!verdict.what.contains("most likely the status of that child"), "{}", verdict.what);
-    assert!(verdict.also[0].contains("it may have been this one"), "{:?}", verdict.also);
+    assert!(
+        !words::what(&verdict).contains("most likely the status of that child"),
+        "{}",
+        words::what(&verdict)
+    );
+    let also = words::findings(&verdict);
+    assert!(also[0].contains("it may have been this one"), "{also:?}");
 }
 
 #[test]
@@ -358,18 +374,18 @@ fn last_verdict_is_the_newest_kill_or_abnormal_exit() {
     events.push(killed(of(KillOwner::Host)));
     let verdict = explain_last(&events, NOW).unwrap();
     assert_eq!((verdict.cause, &verdict.subject), (Cause::OomHostProcess, &None));
-    assert!(verdict.what.contains("It belongs to no container"), "{}", verdict.what);
+    assert!(words::what(&verdict).contains("It belongs to no container"), "{}", words::what(&verdict));
     events.push(killed(of(KillOwner::Unattributed)));
     let verdict = explain_last(&events, NOW).unwrap();
     assert_eq!(verdict.cause, Cause::OomUnattributed);
-    assert!(verdict.what.contains("No evidence shows its container"), "{}", verdict.what);
+    assert!(words::what(&verdict).contains("No evidence shows its container"), "{}", words::what(&verdict));
     assert!(explain_last(&events[1..2], NOW).is_none());
     assert!(explain(&events[3..], NOW).is_none(), "no event has a container");
 }
 
 #[test]
 fn running_container_without_events_gets_nothing_happened() {
-    let verdict = verdict_without_events(subject(), true, None, NOW);
+    let verdict = without_events(subject(), true, None, NOW);
     assert_eq!((verdict.cause, verdict.at), (Cause::Nothing, None));
     assert!(render(&verdict).contains("NO KILL OR EXIT KNOWN"));
 }

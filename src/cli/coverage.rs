@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use crate::config::Config;
-use crate::explain::live::{Coverage, CoverageHint};
-use crate::export::verdict_text::wrap;
+use crate::diagnose::live::Coverage;
+use crate::export::words::screen::wrap;
+use crate::export::words::{CoverageHint, coverage_hints};
 use crate::parse::container_id;
 use crate::text::shell_quoted;
 
@@ -37,7 +38,7 @@ pub fn command_with_all_rights(config: &Config, question: &[&str]) -> String {
 pub fn section(coverage: &Coverage, missing: Option<&str>, command: &str, shown: &[String]) -> String {
     let mut text = String::new();
     let missing = missing.map(|missing| CoverageHint { text: missing.to_owned(), command: None });
-    let hints = coverage.hints(command).into_iter().filter(|hint| !shown.contains(&hint.text));
+    let hints = coverage_hints(coverage, command).into_iter().filter(|hint| !shown.contains(&hint.text));
     for CoverageHint { text: sentence, command } in hints.chain(missing) {
         wrap(&mut text, "  - ", &sentence);
         if let Some(command) = command {

@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::clock::Timestamp;
+use crate::diagnose::{Cause, Confidence, Diagnosis, MonitorFinding, MonitorRemedy};
 use crate::events::Evidence;
-use crate::explain::{Cause, Confidence, Verdict};
 
 /// A journal that is not read in this time is left out.
 const TIMEOUT: Duration = Duration::from_millis(800);
@@ -16,33 +16,23 @@ const MAX_SECONDS: f64 = 15.0;
 const MAX_BYTES: u64 = 64 << 10;
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Adds to the verdict on a SIGKILL from elsewhere what systemd-oomd or earlyoom wrote about that moment, if the journal can be read.
-pub fn add_monitor(verdict: &mut Verdict) {
-    let Some(at) = verdict.at.filter(|_| verdict.cause == Cause::KilledOutside) else { return };
-    let id = verdict.subject.as_ref().map(|subject| subject.container_id.to_string()).unwrap_or_default();
+/// Adds to the diagnosis of a SIGKILL from elsewhere what systemd-oomd or earlyoom wrote about that moment, if the journal can be read.
+pub fn add_monitor(diagnosis: &mut Diagnosis) {
+    let Some(at) = diagnosis.at.filter(|_| diagnosis.cause == Cause::KilledOutside) else { return };
+    let id = diagnosis.subject.as_ref().map(|subject| subject.container_id.to_string()).unwrap_or_default();
     let lines = read(at).unwrap_or_default();
     if let Some(line) = lines.lines().find(|line| is_oomd_about(line, &id)) {
-        (verdict.cause, verdict.confidence) = (Cause::KilledByMonitor, Confidence::Certain);
-        verdict.also.insert(
-            0,
-            "The journal says that systemd-oomd killed its cgroup; the kernel had killed nothing there."
-                .to_owned(),
-        );
-        verdict.evidence.push(Evidence::new("journal", line.to_owned()));
-        verdict.advice = vec![
-            "What systemd-oomd watches and when it acts: oomctl. ManagedOOMPreference=avoid of a unit makes it the last choice.".to_owned(),
-            "Less memory in use on the host, more swap, or a memory limit for the container.".to_owned(),
-        ];
+        (diagnosis.cause, diagnosis.confidence) = (Cause::KilledByMonitor, Confidence::Certain);
+        diagnosis.findings.insert(0, MonitorFinding::OomdKilledCgroup.into());
+        diagnosis.evidence.push(Evidence::new("journal", line.to_owned()));
+        diagnosis.advice = vec![MonitorRemedy::OomdSettings.into(), MonitorRemedy::LessMemory.into()];
     } else if let Some(line) =
         lines.lines().find(|line| line.contains("earlyoom") && line.contains("sending SIG"))
     {
         // it names processes; their container is not known any more
-        verdict.also.push(
-            "earlyoom killed a process at that time; whether it was in this container is not known."
-                .to_owned(),
-        );
-        verdict.evidence.push(Evidence::new("journal", line.to_owned()));
-        verdict.confidence = verdict.confidence.max(Confidence::Likely);
+        diagnosis.findings.push(MonitorFinding::EarlyoomKilledAProcess.into());
+        diagnosis.evidence.push(Evidence::new("journal", line.to_owned()));
+        diagnosis.confidence = diagnosis.confidence.max(Confidence::Likely);
     }
 }
 

@@ -8,11 +8,12 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use crate::clock::Timestamp;
-use crate::explain::{LoggedKills, Verdict, WhyDocument, explain_logged, explain_notice, explain_refusal};
-use crate::export::verdict_text::{render, render_all, render_head};
+use crate::diagnose::{Diagnosis, LoggedKills, PasteRemedy, explain_logged, explain_notice, explain_refusal};
+use crate::export::words::screen::{render, render_all, render_head};
+use crate::export::words::{self, WhyDocument};
 use crate::parse::kernel_log::entries::{EntryReader, TextEntry};
 use crate::parse::kernel_log::refusals::{KernelRefusal, RefusalReader};
-use crate::parse::kernel_log::text_log::{MissingLines, TextLine, TextLog, UnreadKill};
+use crate::parse::kernel_log::text_log::{MissingLines, TextLine, TextLog};
 use crate::parse::kill_notice::NoticeReader;
 
 /// Longer lines are cut. One string of JSON can have a whole log.
@@ -42,7 +43,7 @@ pub struct LogQuery<'a> {
     pub json: bool,
 }
 
-/// Prints the verdict on each kill, the newest last. Exit status 1 if there is none.
+/// Prints the diagnosis on each kill, the newest last. Exit status 1 if there is none.
 ///
 /// # Errors
 /// The input cannot be read.
@@ -65,100 +66,88 @@ pub fn run(query: &LogQuery<'_>) -> anyhow::Result<ExitCode> {
     if all == 0 {
         let mut found = notices.finish();
         found.retain(|notice| query.container.is_none_or(|wanted| notice.matches(wanted)));
-        let mut verdicts: Vec<Verdict> = found.iter().map(|notice| explain_notice(notice, now)).collect();
+        let mut diagnoses: Vec<Diagnosis> = found.iter().map(|notice| explain_notice(notice, now)).collect();
         let is_wanted =
             |refusal: &KernelRefusal| query.container.is_none_or(|wanted| refusal.matches(wanted));
         let refusals = refusals.finish().into_iter().filter(is_wanted);
-        verdicts.extend(refusals.map(|refusal| explain_refusal(&refusal, now)));
-        verdicts.drain(..if query.last { verdicts.len().saturating_sub(1) } else { 0 });
-        if !verdicts.is_empty() {
-            print(query, verdicts)?;
+        diagnoses.extend(refusals.map(|refusal| explain_refusal(&refusal, now)));
+        diagnoses.drain(..if query.last { diagnoses.len().saturating_sub(1) } else { 0 });
+        if !diagnoses.is_empty() {
+            print(query, diagnoses)?;
             return Ok(ExitCode::SUCCESS);
         }
     }
     if kills.is_empty() {
-        eprintln!("memledger: {}", none_found(name, query.container, (all, omitted), (&log, &entries)));
+        let none = words::NoKillInLog {
+            name,
+            wanted: query.container,
+            kills: all,
+            omitted,
+            lines: entries.lines(),
+            kernel_lines: log.kernel_lines(),
+            unread: log.unread_kill(),
+            is_cut: log.is_in_block(),
+        };
+        eprintln!("memledger: {}", words::no_kill_in_log(&none));
         return Ok(ExitCode::from(super::NO));
     }
-    let missing = events.or(missing_lines(&log, &entries).map(str::to_owned));
-    let verdicts = kills
+    let missing = events.or_else(|| missing_lines(&log, &entries));
+    let diagnoses = kills
         .iter()
-        .map(|logged| explain_logged(logged, (missing.as_deref(), entries.words()), now))
+        .map(|logged| explain_logged(logged, (missing.as_ref(), entries.words().has_context), now))
         .collect();
-    print(query, verdicts)?;
+    print(query, diagnoses)?;
     if omitted > 0 {
-        eprintln!("{omitted} older OOM kills in {name} are not shown");
+        eprintln!("{}", words::omitted_kills(name, omitted));
     }
     if let Some(unread) = log.unread_kill() {
-        eprintln!("{}", unread_text(name, unread));
+        eprintln!("{}", words::unread_kill(name, unread));
     }
     if log.is_in_block() {
-        eprintln!("{name} ends within a report of the OOM killer: it is cut, or that kill was not logged");
+        eprintln!("{}", words::log_is_cut(name));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says what is missing in a log because of how its lines were selected.
-fn missing_lines(log: &TextLog, entries: &EntryReader) -> Option<&'static str> {
+/// Returns what is missing in a log because of how its lines were selected.
+fn missing_lines(log: &TextLog, entries: &EntryReader) -> Option<PasteRemedy> {
     log.missing(entries.words()).map(|missing| match missing {
-        MissingLines::Searched => {
-            "The log seems to have only lines that were searched for: the whole report says what used the memory (journalctl -k or dmesg, without grep)."
-        }
-        MissingLines::Priority => {
-            "Lines of priority info seem to be missing, which name the cgroup and the processes: journalctl -k without -p."
-        }
+        MissingLines::Searched => PasteRemedy::WholeReport,
+        MissingLines::Priority => PasteRemedy::LowerPriority,
     })
 }
 
-/// Says where the rest of a kill is that events of Kubernetes have.
-fn events_of_kubernetes(notices: &NoticeReader) -> Option<String> {
+/// Returns where the rest of a kill is that events of Kubernetes have.
+fn events_of_kubernetes(notices: &NoticeReader) -> Option<PasteRemedy> {
     let (node, restarted) = notices.events();
-    let pod = if restarted.is_empty() {
-        String::new()
-    } else {
-        format!(" The pod {restarted} is restarted in these events.")
-    };
-    (!node.is_empty()).then(|| {
-        format!("The kernel log of the node {node} names the container, and what each process held: journalctl -k there.{pod}")
+    (!node.is_empty()).then(|| PasteRemedy::KernelLogOfNode {
+        node: node.to_owned(),
+        restarted_pod: (!restarted.is_empty()).then(|| restarted.to_owned()),
     })
 }
 
-fn unread_text(name: &str, unread: UnreadKill) -> String {
-    let UnreadKill { line, words, is_shortened } = unread;
-    let hint = if is_shortened {
-        "its end is missing: a screen or a program shortened it (journalctl --no-pager, or dmesg into a file, does not)"
-    } else {
-        "it could not be read"
-    };
-    format!("line {line} of {name} has `{words}`, but {hint}")
-}
-
-fn print(query: &LogQuery<'_>, verdicts: Vec<Verdict>) -> anyhow::Result<()> {
+fn print(query: &LogQuery<'_>, diagnoses: Vec<Diagnosis>) -> anyhow::Result<()> {
     if query.json {
-        let lines = verdicts
+        let lines = diagnoses
             .iter()
-            .map(|verdict| serde_json::to_string(&WhyDocument::verdict(verdict)).map(|line| line + "\n"));
+            .map(|diagnosis| serde_json::to_string(&WhyDocument::of(diagnosis)).map(|line| line + "\n"));
         return Ok(super::print(&lines.collect::<Result<String, _>>()?)?);
     }
-    let kills = verdicts.len();
+    let kills = diagnoses.len();
     let brief = if query.all { 0 } else { kills.saturating_sub(MAX_DETAILED) };
     let hidden = brief.saturating_sub(MAX_BRIEF);
-    let mut screens: Vec<String> = verdicts
+    let mut screens: Vec<String> = diagnoses
         .iter()
         .enumerate()
         .skip(hidden)
-        .map(|(at, verdict)| match query.all {
-            true => render_all(verdict),
-            false if at < brief => render_head(verdict),
-            false => render(verdict),
+        .map(|(at, diagnosis)| match query.all {
+            true => render_all(diagnosis),
+            false if at < brief => render_head(diagnosis),
+            false => render(diagnosis),
         })
         .collect();
     if brief > 0 {
-        let newest = if hidden > 0 { format!("The newest {} of ", kills - hidden) } else { String::new() };
-        let first = format!(
-            "{newest}{kills} OOM kills, the last {MAX_DETAILED} with details: --all has those of each.\n"
-        );
-        screens.insert(0, first);
+        screens.insert(0, words::first_of_several(kills, hidden, MAX_DETAILED));
     }
     Ok(super::print(&screens.join("\n"))?)
 }
@@ -174,10 +163,7 @@ fn read(mut input: impl BufRead) -> std::io::Result<LogReader> {
     let mut bytes = Vec::new();
     input.by_ref().take(MAX_UTF16_BYTES).read_to_end(&mut bytes)?;
     if !input.fill_buf()?.is_empty() {
-        let read = MAX_UTF16_BYTES >> 20;
-        eprintln!(
-            "the log is UTF-16: only its first {read} MiB were read; convert it to UTF-8 to have all of it read (iconv -f UTF-16)"
-        );
+        eprintln!("{}", words::utf16_is_cut(MAX_UTF16_BYTES));
     }
     let units = bytes.as_chunks().0.iter().map(|pair| from_bytes(*pair));
     let text: String =
@@ -219,7 +205,7 @@ fn read_lines(mut input: impl BufRead) -> std::io::Result<LogReader> {
         first.iter().rev().for_each(|entry| reader.push(entry));
         if first_bytes > MAX_REVERSED_BYTES {
             let (read, all) = (first.last().map_or(0, |entry| entry.number), entries.lines());
-            eprintln!("the newest lines of the log come first: only the newest {read} of {all} were read");
+            eprintln!("{}", words::reversed_is_cut(read, all));
         }
     }
     reader.finish();
@@ -251,40 +237,5 @@ impl LogReader {
     fn finish(&mut self) {
         self.log.finish(&mut self.found);
         self.read_found();
-    }
-}
-
-/// Says what was found instead of a kill. `all` and `omitted`: kills in the log, and those of them that were not kept.
-fn none_found(
-    name: &str,
-    container: Option<&str>,
-    (all, omitted): (u64, u64),
-    (log, entries): (&TextLog, &EntryReader),
-) -> String {
-    let cut = if log.is_in_block() {
-        "; it ends within a report of the OOM killer, before the line `Killed process`"
-    } else {
-        ""
-    };
-    match (container, all, entries.lines()) {
-        (Some(wanted), 1.., _) => format!(
-            "none of the {} in {name} is of {wanted:?}: a kernel log has ids of containers, names of cgroups and of \
-             processes, but no names of containers{cut}",
-            if omitted > 0 {
-                format!("newest {} of {all} OOM kills", all - omitted)
-            } else {
-                format!("{all} OOM kills")
-            }
-        ),
-        (_, _, 0) => format!("{name} is empty"),
-        (_, _, lines) => match log.unread_kill() {
-            Some(unread) => format!("no OOM kill could be read: {}{cut}", unread_text(name, unread)),
-            None if log.kernel_lines() == 0 => {
-                format!("no OOM kill in {name}: none of its {lines} lines has the form of a kernel log{cut}")
-            }
-            None => {
-                format!("no OOM kill in {name} ({lines} lines, {} with a stamp){cut}", log.kernel_lines())
-            }
-        },
     }
 }

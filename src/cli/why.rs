@@ -14,21 +14,19 @@ use super::kernel_log_file::{self, LogQuery};
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::container_logs::tail::{LoggedError, last_error};
+use crate::diagnose::live::current_usage;
+use crate::diagnose::{
+    Cause, Diagnosis, Finding, LogFinding, RunFinding, add_container, add_cuda_error, add_logged_error,
+    has_other_name, never_started, not_found, not_started, query_diagnosis, remove_log_advice,
+    runtime_unreachable, without_events, without_process,
+};
 use crate::discover::ContainerId;
 use crate::discover::history::ExistingContainer;
 use crate::events::{ContainerRef, Kill, KillOwner, LedgerEvent};
-use crate::explain::live::current_usage;
-use crate::explain::{
-    self, Cause, Verdict, add_container, add_cuda_error, add_logged_error, has_other_name, kill_line,
-    never_started, not_found, not_started, query_verdict, remove_log_advice, verdict_without_events,
-};
-use crate::export::verdict_text::{render, render_all, wrap};
+use crate::export::words::screen::{render, render_all, wrap};
+use crate::export::words::{self, WhyDocument};
 use crate::ledger::store::{Query, RunQuery};
 use crate::parse::kubernetes::qos;
-use crate::text::sanitize_for_terminal;
-
-/// Kills of unknown containers that are listed, the newest.
-const MAX_UNKNOWN: usize = 10;
 
 /// Returns the verb with its own arguments.
 pub fn command() -> Command {
@@ -69,7 +67,7 @@ pub fn command() -> Command {
                 .conflicts_with("json")
                 .help("Print all that is known of each, not 30 lines: all processes, samples and evidence."),
         )
-        .arg(super::json_flag("Print the whole verdict as JSON."));
+        .arg(super::json_flag("Print the whole diagnosis as JSON."));
     super::answers(command, "an end or a kill was found", "none was found")
 }
 
@@ -115,70 +113,69 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         anyhow::Ok(found)
     };
     let existing = container.and_then(|wanted| find(&host, wanted));
-    let (found, note) = verdict_on(container, existing, now.unix_seconds(), with_log)?;
-    if let Some(mut verdict) = found {
+    let (found, note) = diagnosis_of(container, existing, now.unix_seconds(), with_log)?;
+    if let Some(mut diagnosis) = found {
         if let Some(log) = &log {
-            log.add_to(&mut verdict);
+            log.add_to(&mut diagnosis);
         }
-        journal::add_monitor(&mut verdict);
-        add_existing_containers(&mut verdict, &host, container);
-        answer.print(&verdict)?;
+        journal::add_monitor(&mut diagnosis);
+        add_existing_containers(&mut diagnosis, &host, container);
+        answer.print(&diagnosis)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(existing) = existing {
-        let mut verdict = without_events(&config, existing, now, log.as_ref());
-        verdict.also.extend(note);
-        answer.print(&verdict)?;
-        let is_found = verdict.cause != Cause::Nothing;
+        let mut diagnosis = of_existing(&config, existing, now, log.as_ref());
+        diagnosis.findings.extend(note.map(Finding::from));
+        answer.print(&diagnosis)?;
+        let is_found = diagnosis.cause != Cause::Nothing;
         return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&host) });
     }
-    if let Some(mut verdict) =
+    if let Some(mut diagnosis) =
         container.and_then(|wanted| of_unreachable_runtime(&config, &host, now, wanted))
     {
         if let Some(log) = &log {
-            log.add_to(&mut verdict);
+            log.add_to(&mut diagnosis);
         }
         // the ledger names the kills of this container
-        Answer { wanted: None, ..answer }.print(&verdict)?;
-        let is_found = verdict.cause != Cause::Nothing;
+        Answer { wanted: None, ..answer }.print(&diagnosis)?;
+        let is_found = diagnosis.cause != Cause::Nothing;
         return Ok(if is_found { ExitCode::SUCCESS } else { none_found(&host) });
     }
     let existing = host.containers.iter().map(|it| it.named.identity().short_path());
-    let known = not_found(container, existing, events)?;
+    let known = words::not_found(&not_found(container, existing, events)?, false);
     answer.print_unknown(&known)?;
     Ok(none_found(&host))
 }
 
-/// Returns the verdict on a container, or on the newest end of all, and a sentence if another container had the wanted name before.
+/// Returns the diagnosis of a container, or of the newest end of all, and whether another container had the wanted name before.
 /// `existing`: the container that has it now.
-fn verdict_on(
+fn diagnosis_of(
     wanted: Option<&str>,
     existing: Option<&ExistingContainer>,
     now: f64,
     events: impl Fn(&Query) -> anyhow::Result<Vec<LedgerEvent>>,
-) -> anyhow::Result<(Option<Verdict>, Option<String>)> {
-    let mut found = query_verdict(wanted, now, &events)?;
+) -> anyhow::Result<(Option<Diagnosis>, Option<RunFinding>)> {
+    let mut found = query_diagnosis(wanted, now, &events)?;
     let Some((wanted, existing)) = wanted.zip(existing) else { return Ok((found, None)) };
-    let is_other = |verdict: &mut Verdict| {
-        let subject = verdict.subject.as_ref();
-        has_other_name(verdict, wanted)
+    let is_other = |diagnosis: &mut Diagnosis| {
+        let subject = diagnosis.subject.as_ref();
+        has_other_name(diagnosis, wanted)
             && subject.is_some_and(|subject| *subject.container_id != *existing.id.as_str())
     };
     if let Some(other) = found.take_if(is_other) {
         return Ok((None, Some(another_had_name(&other))));
     }
     // where it was renamed while memledger did not run, the ledger has it under another name
-    found = query_verdict(Some(existing.id.as_str()), now, &events)?.or(found);
-    let subject = found.as_mut().and_then(|verdict| verdict.subject.as_mut());
+    found = query_diagnosis(Some(existing.id.as_str()), now, &events)?.or(found);
+    let subject = found.as_mut().and_then(|diagnosis| diagnosis.subject.as_mut());
     subject.into_iter().for_each(|subject| subject.rename(&ContainerRef::of_existing(existing).identity));
     Ok((found, None))
 }
 
-/// Returns a sentence on the container that had the wanted name before it was renamed, and lost a process or ended.
-fn another_had_name(verdict: &Verdict) -> String {
-    let name = verdict.subject.as_ref().map_or_else(String::new, |subject| subject.identity.short_path());
-    let name = sanitize_for_terminal(&name);
-    format!("Another container had this name before: {name} (memledger why {name}).")
+/// Returns the container that had the wanted name before it was renamed, and lost a process or ended.
+fn another_had_name(diagnosis: &Diagnosis) -> RunFinding {
+    let subject = diagnosis.subject.as_ref();
+    RunFinding::AnotherHadName { path: subject.map_or_else(String::new, |it| it.identity.short_path()) }
 }
 
 /// Returns the exit status where nothing was found: that is an answer only if there was something to read.
@@ -186,47 +183,47 @@ fn none_found(host: &HostLedger<'_>) -> ExitCode {
     ExitCode::from(if host.is_answered() { super::NO } else { super::UNANSWERED })
 }
 
-/// Returns the verdict on a container of which neither a kill nor an end is known.
-fn without_events(
+/// Returns the diagnosis of a container of which neither a kill nor an end is known.
+fn of_existing(
     config: &Config,
     container: &ExistingContainer,
     now: Timestamp,
     log: Option<&RequestedLog>,
-) -> Verdict {
+) -> Diagnosis {
     let (subject, is_running) = (ContainerRef::of_existing(container), container.is_running);
     if let Some(error) = container.start_error.as_deref().filter(|_| !is_running) {
         return never_started(subject, error, now.unix_seconds());
     }
     if container.has_lost_process {
-        let mut verdict = explain::without_process(container, subject, now.unix_seconds());
+        let mut diagnosis = without_process(container, subject, now.unix_seconds());
         if let Some(log) = log {
-            log.add_to(&mut verdict);
+            log.add_to(&mut diagnosis);
         }
-        return verdict;
+        return diagnosis;
     }
     if container.started.is_none() && !is_running {
         return not_started(subject, now.unix_seconds());
     }
     let usage = current_usage(config, now, &container.id, container.named.user).filter(|_| is_running);
-    let mut verdict = verdict_without_events(subject, is_running, usage.as_ref(), now.unix_seconds());
+    let mut diagnosis = without_events(subject, is_running, usage.as_ref(), now.unix_seconds());
     if let Some(log) = log {
-        log.add_to(&mut verdict);
+        log.add_to(&mut diagnosis);
     }
-    verdict
+    diagnosis
 }
 
-/// Returns the verdict on a container of which the ledger knows a run in progress, and whose runtime does not respond.
+/// Returns the diagnosis of a container of which the ledger knows a run in progress, and whose runtime does not respond.
 fn of_unreachable_runtime(
     config: &Config,
     host: &HostLedger<'_>,
     now: Timestamp,
     wanted: &str,
-) -> Option<Verdict> {
+) -> Option<Diagnosis> {
     let query = RunQuery { name: Some(wanted.to_owned()), limit: 1, ..RunQuery::default() };
     let run = host.ledger.runs(&query).ok()?.pop().filter(|run| run.ended.is_none())?;
     let is_unreachable = host.coverage.is_unreachable(run.subject.runtime);
     let usage = current_usage(config, now, &ContainerId::new(&run.subject.container_id), None);
-    is_unreachable.then(|| explain::runtime_unreachable(run.subject, usage.as_ref(), now.unix_seconds()))
+    is_unreachable.then(|| runtime_unreachable(run.subject, usage.as_ref(), now.unix_seconds()))
 }
 
 /// The end of a container's log, which was asked for.
@@ -237,7 +234,7 @@ struct RequestedLog {
 }
 
 impl RequestedLog {
-    /// Reads the log of the wanted container, else of that of the newest verdict.
+    /// Reads the log of the wanted container, else of that of the newest diagnosis.
     fn read(
         config: &Config,
         wanted: Option<&str>,
@@ -246,7 +243,7 @@ impl RequestedLog {
         events: impl Fn(&Query) -> anyhow::Result<Vec<LedgerEvent>>,
     ) -> Self {
         let newest =
-            || anyhow::Ok(query_verdict(None, now.unix_seconds(), events)?.and_then(|it| it.subject));
+            || anyhow::Ok(query_diagnosis(None, now.unix_seconds(), events)?.and_then(|it| it.subject));
         let wanted = match wanted {
             Some(wanted) => Ok(wanted.to_owned()),
             None => newest().map(|newest| newest.map_or_else(String::new, |it| it.container_id.to_string())),
@@ -269,38 +266,36 @@ impl RequestedLog {
         self.last_error.as_ref().ok()?.as_ref()
     }
 
-    fn add_to(&self, verdict: &mut Verdict) {
+    fn add_to(&self, diagnosis: &mut Diagnosis) {
         let is_its =
-            verdict.subject.as_ref().is_some_and(|subject| *subject.container_id == *self.container_id);
+            diagnosis.subject.as_ref().is_some_and(|subject| *subject.container_id == *self.container_id);
         match &self.last_error {
             Ok(_) if !is_its => {
-                verdict
-                    .also
-                    .push("Its log does not exist any more: a newer container has its name.".to_owned());
+                diagnosis.findings.push(LogFinding::ReplacedContainer.into());
             }
-            Ok(error) => add_logged_error(verdict, error.as_ref()),
+            Ok(error) => add_logged_error(diagnosis, error.as_ref()),
             Err(reason) => {
-                remove_log_advice(verdict);
-                verdict.also.push(format!("Its log could not be read: {reason}."));
+                remove_log_advice(diagnosis);
+                diagnosis.findings.push(LogFinding::UnreadableLog { reason: reason.clone() }.into());
             }
         }
     }
 }
 
-/// Adds what the host still knows of the container of a verdict, and a newer container of the wanted name.
-fn add_existing_containers(verdict: &mut Verdict, host: &HostLedger<'_>, wanted: Option<&str>) {
-    let id = verdict.subject.as_ref().map(|subject| subject.container_id.clone());
+/// Adds what the host still knows of the container of a diagnosis, and a newer container of the wanted name.
+fn add_existing_containers(diagnosis: &mut Diagnosis, host: &HostLedger<'_>, wanted: Option<&str>) {
+    let id = diagnosis.subject.as_ref().map(|subject| subject.container_id.clone());
     let is_it = |container: &&ExistingContainer| id.as_deref() == Some(container.id.as_str());
     if let Some(container) = host.containers.iter().find(is_it) {
-        add_container(verdict, container);
+        add_container(diagnosis, container);
     }
     // this is about one that ended: a newer one may have its name
     let is_newer = |newest: &&ExistingContainer| {
-        let is_later = newest.started.zip(verdict.at).is_some_and(|(started, at)| started >= at);
+        let is_later = newest.started.zip(diagnosis.at).is_some_and(|(started, at)| started >= at);
         newest.is_running && is_later && Some(newest.id.as_str()) != id.as_deref()
     };
     if let Some(newer) = wanted.and_then(|wanted| find(host, wanted)).filter(is_newer) {
-        verdict.also.push(format!("A newer container of that name is running: {}.", newer.id.short()));
+        diagnosis.findings.push(RunFinding::NewerRuns { id: newer.id.short().to_owned() }.into());
     }
 }
 
@@ -336,21 +331,21 @@ struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    fn print(&self, verdict: &Verdict) -> anyhow::Result<()> {
-        let unknown = self.kills_that_may_be_meant(verdict);
+    fn print(&self, diagnosis: &Diagnosis) -> anyhow::Result<()> {
+        let unknown = self.kills_that_may_be_meant(diagnosis);
         if self.is_json {
             let kills = self.wanted.map(|_| &*unknown);
-            let answer = explain::WhyDocument::verdict(verdict).with_host(&self.host.coverage, kills);
+            let answer = WhyDocument::of(diagnosis).with_host(&self.host.coverage, kills);
             return Ok(super::print(&answer.to_json()?)?);
         }
         let mut text = String::new();
         if self.is_bare {
-            text.push_str("The newest OOM kill or abnormal end of a container on this host (--last):\n\n");
+            text.push_str(words::NEWEST_OF_HOST);
         }
-        text.push_str(&if self.is_whole { render_all(verdict) } else { render(verdict) });
-        self.add_kills_of_unknown_containers(&mut text, &unknown);
+        text.push_str(&if self.is_whole { render_all(diagnosis) } else { render(diagnosis) });
+        text.push_str(&words::kills_of_unknown_containers(&unknown, self.is_whole));
         // the ledger of a memledger that runs is complete; what this host shows is only as good as its sources
-        let is_open = verdict.at.is_none() && verdict.cause != Cause::NeverStarted;
+        let is_open = diagnosis.at.is_none() && diagnosis.cause != Cause::NeverStarted;
         let is_of_host = self.host.missing.is_some() || self.host.coverage.is_incomplete();
         if is_open || is_of_host || !unknown.is_empty() {
             text.push_str(&self.coverage(&[]));
@@ -379,19 +374,19 @@ impl Answer<'_> {
         kills.collect()
     }
 
-    /// Returns the kills of which one may be meant beside the verdict: of a container of that name that was removed, before the
+    /// Returns the kills of which one may be meant beside the diagnosis: of a container of that name that was removed, before the
     /// container that is known, or after its end; or of one that the kernel did not name. One before its end is not listed where it has a
     /// kill of its own.
-    fn kills_that_may_be_meant(&self, verdict: &Verdict) -> Vec<Kill> {
-        let Some((wanted, subject)) = self.wanted.zip(verdict.subject.as_ref()) else { return vec![] };
-        if verdict.at.is_some() && subject.container_id.starts_with(wanted) {
+    fn kills_that_may_be_meant(&self, diagnosis: &Diagnosis) -> Vec<Kill> {
+        let Some((wanted, subject)) = self.wanted.zip(diagnosis.subject.as_ref()) else { return vec![] };
+        if diagnosis.at.is_some() && subject.container_id.starts_with(wanted) {
             return vec![]; // by its id
         }
         let exists = self.host.containers.iter().any(|it| it.id.as_str() == &*subject.container_id);
-        if exists && (verdict.at.is_some() || verdict.cause == Cause::NeverStarted || subject.is_run()) {
+        if exists && (diagnosis.at.is_some() || diagnosis.cause == Cause::NeverStarted || subject.is_run()) {
             return vec![]; // its end is known, and no other container can have its name
         }
-        let has_kill = verdict.pid.is_some() || verdict.cause == Cause::OomUnnamed;
+        let has_kill = diagnosis.pid.is_some() || diagnosis.cause == Cause::OomUnnamed;
         // the pod of that name may be another one than before, as of a StatefulSet; those of other names are no part of the answer
         let pod = self.pod_uid(subject);
         let is_pods = !subject.identity.k8s_pod.is_empty();
@@ -399,8 +394,8 @@ impl Answer<'_> {
         let is_of_other_pod =
             |kill: &Kill| pod.is_some_and(|uid| !is_in_pod(&kill.cgroup, uid)) || is_outside_pods(kill);
         let may_be_meant = |kill: &Kill| {
-            let is_before = subject.started.map_or(verdict.at.is_none(), |started| kill.at <= started);
-            let is_after = verdict.at.is_some_and(|at| kill.at > at);
+            let is_before = subject.started.map_or(diagnosis.at.is_none(), |started| kill.at <= started);
+            let is_after = diagnosis.at.is_some_and(|at| kill.at > at);
             let is_possible = is_before || kill.owner == KillOwner::Unattributed;
             is_after && !is_outside_pods(kill)
                 || is_possible && !has_kill && !(is_before && is_of_other_pod(kill))
@@ -418,42 +413,20 @@ impl Answer<'_> {
     fn print_unknown(&self, known: &str) -> anyhow::Result<()> {
         let unknown = self.kills_of_unknown_containers();
         if self.is_json {
-            let answer = explain::WhyDocument::unknown(known).with_host(&self.host.coverage, Some(&unknown));
+            let answer = WhyDocument::unknown(known).with_host(&self.host.coverage, Some(&unknown));
             return Ok(super::print(&answer.to_json()?)?);
         }
         let mut text = String::new();
         // most likely the reason: without the runtime nothing is known of its containers
-        let missing_runtimes = self.host.coverage.missing_runtimes();
+        let missing_runtimes = words::missing_runtimes(&self.host.coverage);
         for missing in &missing_runtimes {
             wrap(&mut text, "", missing);
         }
         wrap(&mut text, "", known);
-        self.add_kills_of_unknown_containers(&mut text, &unknown);
+        text.push_str(&words::kills_of_unknown_containers(&unknown, self.is_whole));
         text.push_str(&self.coverage(&missing_runtimes));
         super::print(&text)?;
         Ok(())
-    }
-
-    /// Adds the kills of which the container may have been one.
-    fn add_kills_of_unknown_containers(&self, text: &mut String, kills: &[Kill]) {
-        if kills.is_empty() {
-            return;
-        }
-        text.push_str("\nOOM kills whose container is not known\n");
-        wrap(
-            text,
-            "",
-            "One of them may have been in it: the kernel's record does not name the container, or that was removed (--rm), or created anew \
-         under its name.",
-        );
-        let max = if self.is_whole { usize::MAX } else { MAX_UNKNOWN };
-        let skipped = kills.len().saturating_sub(max);
-        for kill in &kills[skipped..] {
-            wrap(text, "  - ", &kill_line(kill));
-        }
-        if skipped > 0 {
-            wrap(text, "  ", &format!("and {skipped} older: --all"));
-        }
     }
 }
 
@@ -462,6 +435,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::diagnose::Incident;
     use crate::discover::{ContainerId, ContainerSpec, RuntimeKind};
 
     #[test]
@@ -497,8 +471,8 @@ mod tests {
                 _ => vec![kill.clone(), end.clone()],
             })
         };
-        let verdict = verdict_on(Some("now"), Some(&existing), 10.0, events).unwrap().0.unwrap();
-        assert!(verdict.what.contains("had killed a process"), "{}", verdict.what);
-        assert_eq!(&*verdict.subject.unwrap().identity.name, "now");
+        let diagnosis = diagnosis_of(Some("now"), Some(&existing), 10.0, events).unwrap().0.unwrap();
+        assert!(matches!(diagnosis.incident, Incident::Kill(_)), "{diagnosis:?}");
+        assert_eq!(&*diagnosis.subject.unwrap().identity.name, "now");
     }
 }

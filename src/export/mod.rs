@@ -5,7 +5,7 @@ pub mod json;
 pub mod runs;
 pub mod otlp_naming;
 pub mod prometheus;
-pub mod verdict_text;
+pub mod words;
 
 use std::io::Write;
 

@@ -9,17 +9,13 @@ use axum::response::{IntoResponse, Response};
 
 use super::{HttpState, Rejected, accepts, failed, ledger_not_open, only_container};
 use crate::clock::Timestamp;
+use crate::diagnose::{Diagnosis, RunFinding, has_other_name, not_found, query_diagnosis, without_events};
 use crate::events::ContainerRef;
-use crate::explain::{
-    Verdict, WhyDocument, has_other_name, not_found, query_verdict, verdict_without_events,
-};
-use crate::export::verdict_text::render;
+use crate::export::words::screen::render;
+use crate::export::words::{self, WhyDocument};
 
 /// What an answer without an event is based on.
-const ONLY_LEDGER: &str = "Only the ledger was read. On the host, `memledger why` also reads the kernel log and the runtimes, for what \
-     happened while memledger did not run.";
-
-/// Responds with the verdict; 404 if no event is recorded for the name and no such container runs.
+/// Responds with the diagnosis; 404 if no event is recorded for the name and no such container runs.
 pub async fn route(
     State(shared): State<Arc<HttpState>>,
     Path(name): Path<String>,
@@ -28,7 +24,7 @@ pub async fn route(
     respond(shared, Some(name), headers).await
 }
 
-/// Responds with the verdict on the newest OOM kill or abnormal exit of any container; 404 if there is none.
+/// Responds with the diagnosis on the newest OOM kill or abnormal exit of any container; 404 if there is none.
 pub async fn last(State(shared): State<Arc<HttpState>>, headers: HeaderMap) -> Result<Response, Response> {
     respond(shared, None, headers).await
 }
@@ -46,23 +42,23 @@ async fn respond(
     let running = shared.running_containers().unwrap_or_default();
     let work = move || {
         let name = name.as_deref();
-        let found = query_verdict(name, now, |query| event_reader.read(|store| store.events(query)))
+        let found = query_diagnosis(name, now, |query| event_reader.read(|store| store.events(query)))
             .map_err(failed)?;
         let container = name.map(|name| only_container(&running, name));
         // the wanted name is another container's now
-        let is_other = |verdict: &Verdict| {
-            let of = verdict.subject.as_ref().map(|subject| &*subject.container_id);
+        let is_other = |diagnosis: &Diagnosis| {
+            let of = diagnosis.subject.as_ref().map(|subject| &*subject.container_id);
             let is_another = matches!(&container, Some(Ok(running)) if of != Some(running.id.as_str()));
-            is_another && name.is_some_and(|name| has_other_name(verdict, name))
+            is_another && name.is_some_and(|name| has_other_name(diagnosis, name))
         };
-        if let Some(verdict) = found.filter(|verdict| !is_other(verdict)) {
-            return body(&verdict, plain);
+        if let Some(diagnosis) = found.filter(|diagnosis| !is_other(diagnosis)) {
+            return body(&diagnosis, plain);
         }
         match container {
             Some(Ok(container)) => {
-                let mut verdict = verdict_without_events(ContainerRef::of(container), true, None, now);
-                verdict.also.push(ONLY_LEDGER.to_owned());
-                body(&verdict, plain)
+                let mut diagnosis = without_events(ContainerRef::of(container), true, None, now);
+                diagnosis.findings.push(RunFinding::OnlyLedger.into());
+                body(&diagnosis, plain)
             }
             Some(Err(several @ (StatusCode::CONFLICT, _))) => Err(several),
             _ => {
@@ -70,7 +66,7 @@ async fn respond(
                     event_reader.read(|store| store.events(query))
                 })
                 .map_err(failed)?;
-                let message = format!("{known}\n{ONLY_LEDGER}");
+                let message = words::not_found(&known, true);
                 let text = match plain {
                     true => format!("{message}\n"),
                     false => WhyDocument::unknown(&message).to_json().map_err(failed)?,
@@ -84,10 +80,10 @@ async fn respond(
     Ok((status, [(header::CONTENT_TYPE, content_type)], body).into_response())
 }
 
-/// Returns the body with a verdict.
-fn body(verdict: &Verdict, plain: bool) -> Result<(StatusCode, String), Rejected> {
+/// Returns the body with a diagnosis.
+fn body(diagnosis: &Diagnosis, plain: bool) -> Result<(StatusCode, String), Rejected> {
     let text =
-        if plain { render(verdict) } else { WhyDocument::verdict(verdict).to_json().map_err(failed)? };
+        if plain { render(diagnosis) } else { WhyDocument::of(diagnosis).to_json().map_err(failed)? };
     Ok((StatusCode::OK, text))
 }
 
@@ -102,15 +98,15 @@ mod tests {
             "reason":"error","exit_code":3,"evidence":[]}"#,
         );
         let (status, text) = server.get("containers/my%20train/why", "*/*");
-        let verdict: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!((status, &verdict["cause"]), (200, &"error_exit".into()), "{text}");
+        let diagnosis: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((status, &diagnosis["cause"]), (200, &"error_exit".into()), "{text}");
         assert_eq!(server.get("containers/abc/why", "application/json").0, 200);
         // what axios and Angular send
         assert!(server.get("containers/abc/why", "application/json, text/plain, */*").1.starts_with('{'));
         let (status, text) = server.get("containers/other/why", "*/*");
         let unknown: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(
-            (status, &unknown["found"], &verdict["found"]),
+            (status, &unknown["found"], &diagnosis["found"]),
             (404, &false.into(), &true.into()),
             "{text}"
         );

@@ -1,7 +1,7 @@
 //! The windows of time by which evidence of kills and ends is related: one table, each with its reason. Pure.
 //!
 //! A timeout says how long a decision waits for evidence, by the monotonic clock; a window says how far apart the times of two reports may
-//! be, in seconds of Unix time. What must hold between them is in the test below. Explanations of the past (`explain`) use the same
+//! be, in seconds of Unix time. What must hold between them is in the test below. Explanations of the past (`diagnose`) use the same
 //! ones, because they replay the same decisions.
 //!
 //! Not here: how often something is read, written or retried, which decides nothing.

@@ -5,9 +5,9 @@ use jiff::tz::TimeZone;
 
 use super::event_records::EventRecords;
 use crate::clock::Timestamp;
+use crate::diagnose::{explain, explain_last};
 use crate::events::LedgerEvent;
-use crate::explain::{explain, explain_last};
-use crate::export::{events, verdict_text};
+use crate::export::{events, words};
 
 /// Parses rows of the store, one per line. Renders the events in every form, without a panic and without broken lines.
 pub fn stored(rows: &str) {
@@ -23,7 +23,7 @@ pub fn stored(rows: &str) {
     assert_eq!(table.lines().count(), events.len(), "{table}");
     table.lines().for_each(is_one_line);
     for verdict in [explain(&events, 1e9), explain_last(&events, 1e9)].into_iter().flatten() {
-        let screen = verdict_text::render(&verdict);
+        let screen = words::screen::render(&verdict);
         screen.lines().for_each(is_one_line);
         assert!(screen.lines().count() <= 200, "{screen}");
     }

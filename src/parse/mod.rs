@@ -15,6 +15,7 @@ pub mod kubernetes;
 pub mod invariants;
 pub mod mount;
 pub mod process;
+pub mod start_error;
 
 /// The most memory that a GPU plausibly has, 1 PiB: what a driver reports beyond that is a sentinel or an overflow.
 pub const MAX_GPU_MEMORY: u64 = 1 << 50;

@@ -188,7 +188,8 @@ impl Role {
 }
 
 /// A program that starts worker processes by a setting of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum WorkerProgram {
     /// Celery.
     Celery,

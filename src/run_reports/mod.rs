@@ -21,8 +21,8 @@ use s3::{S3Settings, S3Target};
 
 use crate::clock::Timestamp;
 use crate::config::ReportSettings;
-use crate::explain::{Verdict, exit_verdict};
-use crate::export::verdict_text::render_all;
+use crate::diagnose::{Diagnosis, exit_diagnosis};
+use crate::export::words::screen::render_all;
 use crate::host::panics::run_essential;
 use crate::host::{Backoff, Health};
 use crate::ledger::exchange::SharedState;
@@ -205,7 +205,7 @@ struct ReportSink {
 struct SettledReport {
     run: SettledRun,
     /// Why it ended, if it did not end well.
-    verdict: Option<Verdict>,
+    diagnosis: Option<Diagnosis>,
 }
 
 impl ReportSink {
@@ -221,9 +221,9 @@ impl ReportSink {
 
     /// Returns the name of the folder of a report, and its files; `None` if they cannot be made, which is a bug and must not stop the others.
     fn files(&self, report: SettledReport) -> Option<(String, Vec<ReportFile>)> {
-        let SettledReport { run: SettledRun { record, same_ids, is_corrected, .. }, verdict } = report;
+        let SettledReport { run: SettledRun { record, same_ids, is_corrected, .. }, diagnosis } = report;
         let run = record?;
-        let make = || bundle::files(&run, &self.host, verdict.as_ref().map(render_all), is_corrected).ok();
+        let make = || bundle::files(&run, &self.host, diagnosis.as_ref().map(render_all), is_corrected).ok();
         let files = catch_unwind(AssertUnwindSafe(make)).ok().flatten()?;
         Some((folder_name(&run, same_ids), files))
     }
@@ -280,25 +280,26 @@ impl SettledReport {
     /// Reads why a run ended. The record of one for which that panics, which is a bug, counts as unreadable.
     fn read(store: &StoreReader, mut run: SettledRun) -> Result<Self, StoreError> {
         let id = run.id;
-        let explain = |record: &RunRecord| exit_verdict(id, record, AT_NO_TIME, |query| store.events(query));
-        let verdict = run.record.as_ref().map(|record| catch_unwind(AssertUnwindSafe(|| explain(record))));
-        let verdict = match verdict {
-            Some(Ok(verdict)) => verdict?,
+        let explain =
+            |record: &RunRecord| exit_diagnosis(id, record, AT_NO_TIME, |query| store.events(query));
+        let diagnosis = run.record.as_ref().map(|record| catch_unwind(AssertUnwindSafe(|| explain(record))));
+        let diagnosis = match diagnosis {
+            Some(Ok(diagnosis)) => diagnosis?,
             Some(Err(_)) => {
                 run.record = None;
                 None
             }
             None => None,
         };
-        Ok(Self { run, verdict })
+        Ok(Self { run, diagnosis })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::diagnose::Cause;
     use crate::events::{ContainerRef, Exit, ExitReason, Kill, KillOwner, LedgerEvent, OomScope};
-    use crate::explain::Cause;
     use crate::ledger::store::{Query, Store, WriteBatch};
 
     fn exit(id: u64, at: f64, reason: ExitReason) -> Exit {
@@ -339,13 +340,13 @@ mod tests {
         let runs = batch.runs.clone();
         exits.into_iter().for_each(|exit| batch.put_event(LedgerEvent::Exit(exit)));
         store.commit(&batch).unwrap();
-        let verdict = |id: u64| {
-            exit_verdict(id, &runs[&id], AT_NO_TIME, |query: &Query| store.reader().events(query)).unwrap()
+        let diagnosis = |id: u64| {
+            exit_diagnosis(id, &runs[&id], AT_NO_TIME, |query: &Query| store.reader().events(query)).unwrap()
         };
-        let cause = |id: u64| verdict(id).map(|verdict| verdict.cause);
+        let cause = |id: u64| diagnosis(id).map(|diagnosis| diagnosis.cause);
         assert_eq!(cause(3), None, "it ended well");
         assert_eq!([4, 700, 1_499].map(cause), [Some(Cause::ErrorExit); 3]);
-        let why = render_all(&verdict(2).unwrap());
+        let why = render_all(&diagnosis(2).unwrap());
         assert!(
             why.replace('\n', " ").contains("it may have been this one") && !why.contains(" ago"),
             "{why}"

@@ -210,9 +210,10 @@ fn agrees_with_an_independent_parser_on_every_log() {
             for record in &event.records {
                 let OomMessage::Killed(victim) = &record.message else { continue };
                 let is_new = killed.insert(victim.pid);
-                let of_group = format!("({})", victim.pid);
                 let is_of = |verdict: &&Value| {
-                    verdict["pid"] == victim.pid || verdict["also"].to_string().contains(&of_group)
+                    let with = killed_with(verdict)["processes"].as_array();
+                    let is_with = with.is_some_and(|with| with.iter().any(|it| it["pid"] == victim.pid));
+                    verdict["pid"] == victim.pid || is_with
                 };
                 let verdict = verdicts.iter().find(is_of);
                 let verdict = verdict.unwrap_or_else(|| panic!("{name}: no verdict on {}", victim.pid));
@@ -222,15 +223,18 @@ fn agrees_with_an_independent_parser_on_every_log() {
                 }
             }
         }
-        let with = verdicts.iter().filter_map(|verdict| {
-            let also = verdict["also"][0].as_str().filter(|line| line.contains("killed with it"))?;
-            also.split(' ').next()?.parse::<usize>().ok()
-        });
-        assert_eq!(killed.len(), verdicts.len() + with.sum::<usize>(), "{name}: kills");
+        let with = verdicts.iter().filter_map(|verdict| killed_with(verdict)["count"].as_u64());
+        assert_eq!(killed.len(), verdicts.len() + with.sum::<u64>() as usize, "{name}: kills");
         compared.insert(name, figures);
     }
     let only_kills = compared.iter().filter(|(_, figures)| **figures == 0).map(|(name, _)| name.as_str());
     assert!(only_kills.eq(ONLY_KILLS.map(|(name, _)| name)), "figures compared: {compared:?}");
+}
+
+/// Returns what was found of processes that were killed with the victim; null without any.
+fn killed_with(verdict: &Value) -> &Value {
+    let findings = verdict["findings"].as_array().expect("a list");
+    findings.iter().find(|it| it["finding"] == "killed_with_it").unwrap_or(&Value::Null)
 }
 
 /// Returns whether this is the first victim of an event.

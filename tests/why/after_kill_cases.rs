@@ -1,7 +1,7 @@
 //! The part of the table with runs that lost a process and went on: a kill is never hidden by what came after it.
 
+use memledger::diagnose::{Cause, Confidence};
 use memledger::events::{Exit, ExitReason, LedgerEvent, Victim};
-use memledger::explain::{Cause, Confidence};
 
 use super::cases::Case;
 use super::events::*;
@@ -145,8 +145,8 @@ pub fn of_a_child() -> Vec<Case> {
 #[test]
 fn second_line_names_the_kill_its_limit_and_the_end() {
     let second_line = |events: Vec<LedgerEvent>| {
-        let verdict = memledger::explain::explain(&events, NOW).expect("a verdict");
-        let screen = memledger::export::verdict_text::render(&verdict);
+        let verdict = memledger::diagnose::explain(&events, NOW).expect("a verdict");
+        let screen = memledger::export::words::screen::render(&verdict);
         screen.lines().skip(1).take(2).map(str::trim).collect::<Vec<_>>().join(" ")
     };
     for (exit, end) in [

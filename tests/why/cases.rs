@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use memledger::diagnose::{Cause, Confidence};
 use memledger::events::{
     Exit, ExitReason, Kill, LedgerEvent, OomReport, PriorUsage, Role, UsageSample, Victim,
 };
-use memledger::explain::{Cause, Confidence};
+use memledger::export::words;
 
 use super::after_kill_cases;
 use super::events::*;
@@ -601,9 +602,10 @@ fn reason_why_no_share_was_measured_is_the_one_that_is_known() {
             before: Some(Arc::new(before)),
             ..kill(Victim::Child)
         };
-        let verdict = memledger::explain::explain(&[killed(kill)], NOW).unwrap();
-        assert!(verdict.what.contains("a worker process (fork of pid 22100)"), "{}", verdict.what);
-        verdict.advice[0].clone()
+        let verdict = memledger::diagnose::explain(&[killed(kill)], NOW).unwrap();
+        let what = words::what(&verdict);
+        assert!(what.contains("a worker process (fork of pid 22100)"), "{what}");
+        words::advice(&verdict)[0].clone()
     };
     let begin = "Fewer gunicorn workers (-w, --workers; --max-requests replaces one that grows). 4 worker processes ran. What each \
                  holds alone is not known";
@@ -631,8 +633,8 @@ fn limit_of_swap_is_not_mentioned_on_a_host_without_swap() {
             (report.host_swap_bytes, report.swap_bytes, report.swap_limit_bytes) =
                 (host_swap, Some(0), Some(limit));
         });
-        let verdict = memledger::explain::explain(&[killed(kill)], NOW).unwrap();
-        memledger::export::verdict_text::render(&verdict)
+        let verdict = memledger::diagnose::explain(&[killed(kill)], NOW).unwrap();
+        memledger::export::words::screen::render(&verdict)
     };
     for limit in [0, 300 * MIB] {
         let text = screen(Some(0), limit);

@@ -1,8 +1,8 @@
 //! The part of the table with exits that no kill explains: signals, errors, and errors of GPU memory.
 
+use memledger::diagnose::{Cause, Confidence};
 use memledger::discover::RuntimeKind;
 use memledger::events::{ContainerRef, CudaOom, Exit, ExitReason, LedgerEvent, OwnGpuProcess, Victim};
-use memledger::explain::{Cause, Confidence};
 
 use super::cases::Case;
 use super::events::*;

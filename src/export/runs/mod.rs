@@ -101,9 +101,9 @@ fn state(run: &RunRecord, now: f64) -> String {
 /// Returns everything about a run as text, at the Unix time `now`.
 pub fn report(run: &RunRecord, now: f64, zone: &TimeZone) -> String {
     let mut text = String::new();
-    super::verdict_text::wrap(&mut text, "", &heading(run));
+    super::words::screen::wrap(&mut text, "", &heading(run));
     for (what, words) in report_rows(run, now, zone) {
-        super::verdict_text::wrap(&mut text, &format!("  {what:<17} "), &words);
+        super::words::screen::wrap(&mut text, &format!("  {what:<17} "), &words);
     }
     text
 }
@@ -303,15 +303,15 @@ pub fn advice(advice: &Advice) -> String {
         "" => format!("{group}: checklist before the first run"),
         run => format!("{group}: advice for the next run, after {}", safe(run, 40)),
     };
-    super::verdict_text::wrap(&mut text, "", &heading);
+    super::words::screen::wrap(&mut text, "", &heading);
     for line in &advice.lines {
         let mark = if line.is_ok { " " } else { "!" };
         let words = sanitize_for_terminal(&line.text);
-        super::verdict_text::wrap(&mut text, &format!("{mark} {:<10} ", line.topic), &words);
+        super::words::screen::wrap(&mut text, &format!("{mark} {:<10} ", line.topic), &words);
         let others: Vec<_> =
             line.runs.iter().filter(|run| **run != advice.run).map(|run| safe(run, 40)).collect();
         if !others.is_empty() {
-            super::verdict_text::wrap(
+            super::words::screen::wrap(
                 &mut text,
                 &format!("  {:<10} ", ""),
                 &format!("measured also in {}", others.join(", ")),

@@ -1,4 +1,4 @@
-//! Property tests of the reconciler in simulated worlds ([`world`]), which `explain::worlds` plays: whatever the sources delay, repeat or omit, and
+//! Property tests of the reconciler in simulated worlds ([`world`]), which `diagnose::worlds` plays: whatever the sources delay, repeat or omit, and
 //! whenever memledger is killed or the clock is set, the counts are right if one source was complete, and never too
 //! high.
 //!

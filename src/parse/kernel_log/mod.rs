@@ -173,6 +173,11 @@ fn strip_message(text: &[u8]) -> Option<(&[u8], bool)> {
     KILL_MESSAGES.iter().find_map(|(message, global)| Some((text.strip_prefix(*message)?, *global)))
 }
 
+/// Returns whether the line of a kill says that memory ran out, too: since 5.1.
+pub fn is_whole_message(text: &str) -> bool {
+    text.contains("ut of memory: Killed process")
+}
+
 impl NoKill {
     fn of(text: &[u8]) -> Option<Self> {
         if let Some(reason) = text.strip_prefix(b"Kernel panic - not syncing: ") {
