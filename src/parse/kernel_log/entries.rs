@@ -8,16 +8,17 @@ use std::borrow::Cow;
 use serde_json::{Map, Value};
 
 use super::Line;
+use super::json_text::{JsonEnd, JsonText, json_begin};
+use super::quoted::{quoted, without_escaped_end};
+pub use super::record_fields::EntryStamp;
+use super::record_fields::{
+    is_of_journal, is_of_program, journal_entry, journal_field, stamp_of_fields, stamp_of_text,
+};
 use super::records::KmsgRecord;
 use super::report::is_part_of_block;
-use super::text_line::{PrefixedLine, has_time_of_day, is_counters, stamp_time, undecorated};
+use super::text_line::{PrefixedLine, is_counters, undecorated};
 use crate::parse::find;
-use crate::text::printable;
 
-/// A text that seems to be JSON and has no end within this is read as lines.
-const MAX_JSON_BYTES: usize = 32 << 20;
-/// Lines at the end of JSON that is cut, which are read as lines.
-const MAX_CUT_LINES: usize = 8;
 /// Objects, arrays and strings with JSON in each other.
 const MAX_NESTING: usize = 32;
 /// A record of the kernel has at most some kilobytes.
@@ -30,14 +31,10 @@ const KERNEL_WORDS: [&[u8]; 5] = [b"oom", b"emory", b"Killed", b"total_vm", b"[ 
 const MAX_FIELDS: usize = 32;
 /// A field of CSV with the kernel's text begins before this.
 const MAX_FIELD_BEGIN: usize = 512;
-/// Parts in quotes of one line, and those that are tried as a time.
-const MAX_QUOTED: usize = 1 << 16;
+/// Parts in quotes that are tried as a time.
 const MAX_STAMPS: usize = 8;
 /// A shorter text may be there twice.
 const MIN_TEXT: usize = 16;
-/// Less is a time since boot, in seconds.
-const MIN_EPOCH: f64 = 1e9;
-
 /// A line of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextEntry {
@@ -51,17 +48,6 @@ pub struct TextEntry {
     pub is_record: bool,
     /// A field beside it says that another program than the kernel wrote it: `PROGRAM[PID]: ` is before it.
     pub is_other: bool,
-}
-
-/// A time beside a line.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EntryStamp {
-    /// As it is shown.
-    pub text: String,
-    /// Microseconds: since boot, since midnight or since 1970.
-    pub usec: u64,
-    /// The date, if the microseconds are since midnight.
-    pub day: Option<Vec<u8>>,
 }
 
 /// Words of the kernel that stand anywhere in a text, whether their line could be read or not.
@@ -148,7 +134,7 @@ impl EntryReader {
                 JsonEnd::Invalid => return self.read_cut(json, out),
                 JsonEnd::At(end) => {
                     let Ok(value) = serde_json::from_slice::<Value>(&json.bytes[json.begin..end]) else {
-                        return json.into_lines(0, self, out);
+                        return self.push_all(json.lines(0), out);
                     };
                     self.last_text.clear();
                     self.read_value(&value, json.number, None, MAX_NESTING, out);
@@ -174,10 +160,14 @@ impl EntryReader {
         match json.repaired() {
             Some((value, lines)) => {
                 self.read_value(&value, json.number, None, MAX_NESTING, out);
-                json.into_lines(lines, self, out);
+                self.push_all(json.lines(lines), out);
             }
-            None => json.into_lines(0, self, out),
+            None => self.push_all(json.lines(0), out),
         }
+    }
+
+    fn push_all<'a>(&mut self, lines: impl Iterator<Item = (u64, &'a [u8])>, out: &mut Vec<TextEntry>) {
+        lines.for_each(|(number, line)| self.push_line(number, line, out));
     }
 
     /// Reads the entries in a value. `stamp`: the time of what surrounds it.
@@ -374,236 +364,6 @@ impl TextWords {
     }
 }
 
-/// JSON that may go on in the next lines.
-#[derive(Debug)]
-struct JsonText {
-    number: u64,
-    bytes: Vec<u8>,
-    /// Where it begins: other values may be before it in the line.
-    begin: usize,
-    /// Ends of the lines.
-    ends: Vec<usize>,
-    scanned: usize,
-    open: OpenBrackets,
-    end: JsonEnd,
-}
-
-/// The objects and arrays that are open in JSON, outermost first.
-#[derive(Debug, Default)]
-struct OpenBrackets {
-    brackets: Vec<u8>,
-    is_in_string: bool,
-    is_escaped: bool,
-}
-
-impl OpenBrackets {
-    fn push(&mut self, byte: u8) {
-        match byte {
-            _ if std::mem::take(&mut self.is_escaped) => {}
-            b'\\' if self.is_in_string => self.is_escaped = true,
-            b'"' => self.is_in_string = !self.is_in_string,
-            _ if self.is_in_string => {}
-            b'{' | b'[' => self.brackets.push(byte),
-            b'}' | b']' => drop(self.brackets.pop()),
-            _ => {}
-        }
-    }
-}
-
-/// Whether JSON has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum JsonEnd {
-    Open,
-    At(usize),
-    Invalid,
-}
-
-impl JsonText {
-    fn new(number: u64, line: &[u8]) -> Self {
-        let mut this = Self {
-            number,
-            bytes: vec![],
-            begin: 0,
-            ends: vec![],
-            scanned: 0,
-            open: OpenBrackets::default(),
-            end: JsonEnd::Open,
-        };
-        this.push(line);
-        this
-    }
-
-    fn push(&mut self, line: &[u8]) {
-        self.bytes.extend_from_slice(line);
-        self.ends.push(self.bytes.len());
-        self.bytes.push(b'\n');
-        self.scan();
-    }
-
-    /// Looks for the end of the object. A string does not go on in the next line.
-    fn scan(&mut self) {
-        for at in self.scanned..self.bytes.len() {
-            self.open.push(self.bytes[at]);
-            if self.open.brackets.is_empty() {
-                self.end = JsonEnd::At(at + 1);
-                return;
-            }
-        }
-        self.scanned = self.bytes.len();
-        if self.open.is_in_string || self.bytes.len() - self.begin > MAX_JSON_BYTES {
-            self.end = JsonEnd::Invalid;
-        }
-    }
-
-    /// Begins with the next value of the same line.
-    fn restart(&mut self, number: u64, begin: usize) {
-        self.ends.retain(|end| *end > begin);
-        (self.number, self.begin) = (number, begin);
-        if self.begin > self.bytes.len() / 2 {
-            self.bytes.drain(..self.begin).for_each(drop);
-            self.ends.iter_mut().for_each(|end| *end -= begin);
-            self.begin = 0;
-        }
-        self.scanned = self.begin;
-        (self.open, self.end) = (OpenBrackets::default(), JsonEnd::Open);
-        self.scan();
-    }
-
-    /// Returns the value that its first lines are with the missing ends of objects and arrays, and how many lines these are.
-    fn repaired(&self) -> Option<(Value, usize)> {
-        (0..=MAX_CUT_LINES.min(self.ends.len())).find_map(|dropped| {
-            let lines = self.ends.len() - dropped;
-            let text = self.bytes[self.begin..*self.ends[..lines].last()?].trim_ascii_end();
-            let text = text.strip_suffix(b",").unwrap_or(text);
-            let mut open = OpenBrackets::default();
-            text.iter().for_each(|byte| open.push(*byte));
-            let ends = open.brackets.iter().rev().map(|open| if *open == b'{' { b'}' } else { b']' });
-            let whole: Vec<u8> = text.iter().copied().chain(ends).collect();
-            Some((serde_json::from_slice(&whole).ok()?, lines))
-        })
-    }
-
-    /// Reads the lines behind the first ones as they are.
-    fn into_lines(self, first: usize, reader: &mut EntryReader, out: &mut Vec<TextEntry>) {
-        let begins = std::iter::once(self.begin).chain(self.ends.iter().map(|end| end + 1));
-        for ((number, begin), end) in (self.number..).zip(begins).zip(&self.ends).skip(first) {
-            reader.push_line(number, &self.bytes[begin..*end], out);
-        }
-    }
-}
-
-/// Returns where an object begins in a line that has nothing but marks of JSON before it.
-fn json_begin(line: &[u8]) -> Option<usize> {
-    line.iter().position(|byte| !b"[, \t\n\x1e".contains(byte)).filter(|at| line[*at] == b'{')
-}
-
-/// Returns key and value of `KEY=value`, of the journal's export format.
-fn journal_field(line: &[u8]) -> Option<(&str, &[u8])> {
-    let line = line.trim_ascii_start();
-    let at = line.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
-    let is_key =
-        line[..at].iter().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || *byte == b'_');
-    let key = std::str::from_utf8(&line[..at]).ok().filter(|_| is_key)?;
-    Some((key, line[at + 1..].strip_suffix(b"\r").unwrap_or(&line[at + 1..])))
-}
-
-/// Returns an entry of the journal.
-fn journal_entry(fields: &Map<String, Value>, number: u64) -> Option<TextEntry> {
-    let text = |key: &str| fields.get(key).and_then(Value::as_str);
-    let program = text("SYSLOG_IDENTIFIER").or_else(|| text("_COMM"));
-    let is_kernel = match text("_TRANSPORT") {
-        Some(transport) => transport == "kernel",
-        None => {
-            program.is_none_or(|program| program == "kernel")
-                && text("_PID").is_none()
-                && text("_EXE").is_none()
-        }
-    };
-    let message = match fields.get("MESSAGE")? {
-        Value::String(message) => message.clone().into_bytes(),
-        // bytes that are no valid text
-        Value::Array(bytes) => {
-            let bytes = bytes.iter().map(|byte| u8::try_from(byte.as_u64()?).ok());
-            bytes.collect::<Option<Vec<u8>>>()?
-        }
-        _ => return None,
-    };
-    let time = |key: &str| text(key).and_then(|time| time.parse::<u64>().ok());
-    let realtime = time("__REALTIME_TIMESTAMP").map(|usec| epoch(usec as f64 / 1e6));
-    let since_boot = time("_SOURCE_MONOTONIC_TIMESTAMP");
-    let stamp = match (realtime, since_boot) {
-        (Some(realtime), usec) => Some(EntryStamp { usec: usec.unwrap_or(realtime.usec), ..realtime }),
-        (None, Some(usec)) => Some(EntryStamp { text: since_boot_text(usec), usec, day: None }),
-        (None, None) => None,
-    };
-    let message = match is_kernel {
-        true => message,
-        false => {
-            let (program, pid) = (program.unwrap_or("unknown"), text("_PID").or_else(|| text("SYSLOG_PID")));
-            [format!("{program}[{}]: ", pid.unwrap_or("0")).into_bytes(), message].concat()
-        }
-    };
-    Some(TextEntry { number, text: message, stamp, is_record: true, is_other: !is_kernel })
-}
-
-/// Returns the time in the fields of a record: of several the one with the shortest name.
-fn stamp_of_fields(fields: &[(Cow<'_, str>, &Value)]) -> Option<EntryStamp> {
-    let is_column = |key: &str| key.bytes().all(|byte| byte.is_ascii_digit());
-    let is_time = |key: &str| {
-        let key = key.to_ascii_lowercase();
-        is_column(&key) || key.contains("time") || key.contains("date") || matches!(&*key, "ts" | "@t" | "t")
-    };
-    let mut times: Vec<&(Cow<'_, str>, &Value)> = fields.iter().filter(|(key, _)| is_time(key)).collect();
-    times.sort_by_key(|(key, _)| key.len());
-    times.into_iter().find_map(|(key, value)| match value {
-        Value::String(text) => stamp_of_text(text),
-        Value::Number(time) if !is_column(key) => {
-            // a number of seconds can be a duration
-            let is_since_boot = matches!(&*key.to_ascii_lowercase(), "time" | "ts" | "t" | "timestamp");
-            time.as_f64().filter(|time| is_since_boot || *time >= MIN_EPOCH).map(stamp_of_number)
-        }
-        _ => None,
-    })
-}
-
-/// Returns the time that a text is: a date with a time of day, or a number.
-fn stamp_of_text(text: &str) -> Option<EntryStamp> {
-    const MAX_STAMP: usize = 48;
-    let text = text.trim();
-    if text.len() > MAX_STAMP {
-        return None;
-    }
-    if text.len() >= 10 && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return text.parse().ok().map(stamp_of_number);
-    }
-    let is_stamp = has_time_of_day(text.as_bytes()) && text.bytes().next()?.is_ascii_alphanumeric();
-    let (usec, day) = stamp_time(text.as_bytes()).filter(|_| is_stamp)?;
-    Some(EntryStamp { text: printable(text.as_bytes()), usec, day: day.map(<[u8]>::to_vec) })
-}
-
-/// Returns the time of a number: of seconds since boot or 1970, or of milli-, micro- or nanoseconds since 1970.
-fn stamp_of_number(number: f64) -> EntryStamp {
-    if number < MIN_EPOCH {
-        let usec = (number.max(0.0) * 1e6).round() as u64;
-        return EntryStamp { text: since_boot_text(usec), usec, day: None };
-    }
-    let unit = [1.0, 1e3, 1e6, 1e9].into_iter().find(|unit| number / unit < 100.0 * MIN_EPOCH);
-    epoch(number / unit.unwrap_or(1e9))
-}
-
-fn epoch(seconds: f64) -> EntryStamp {
-    let usec = (seconds * 1e6).round() as u64;
-    let utc = i64::try_from(usec).ok().and_then(|usec| jiff::Timestamp::from_microsecond(usec).ok());
-    let text =
-        utc.map_or_else(|| since_boot_text(usec), |time| time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string());
-    EntryStamp { text, usec, day: None }
-}
-
-/// Formats a time since boot as `dmesg` does.
-pub(super) fn since_boot_text(usec: u64) -> String {
-    format!("{}.{:06}", usec / 1_000_000, usec % 1_000_000)
-}
-
 /// Returns the last part of a line of CSV without quotes that is the kernel's text, whose own commas are followed by a space.
 fn field(text: &[u8]) -> Option<&[u8]> {
     let text = &text[..text.len().min(MAX_ENTRY_BYTES)];
@@ -613,59 +373,6 @@ fn field(text: &[u8]) -> Option<&[u8]> {
     let marks = (1..text.len().min(MAX_FIELD_BEGIN))
         .filter(|at| b",;\t".contains(&text[at - 1]) && text[*at] != b' ');
     marks.take(MAX_FIELDS).map(|at| &text[at..]).collect::<Vec<_>>().into_iter().rfind(|rest| is_kernel(rest))
-}
-
-/// A part of a line in quotes.
-#[derive(Debug)]
-struct Quoted {
-    /// Where it begins in the line.
-    begin: usize,
-    text: String,
-}
-
-/// Returns what a line has in quotes, without them: as JSON and CSV escape it.
-fn quoted(line: &[u8], quote: u8) -> Vec<Quoted> {
-    let (mut found, mut at) = (vec![], 0);
-    while found.len() < MAX_QUOTED
-        && let Some(open) = line[at..].iter().position(|byte| *byte == quote).map(|open| at + open)
-    {
-        let mut end = open + 1;
-        while end < line.len() {
-            match line[end] {
-                b'\\' => end += 1,
-                // of CSV
-                byte if byte == quote && end > open + 1 && line.get(end + 1) == Some(&quote) => end += 1,
-                byte if byte == quote => break,
-                _ => {}
-            }
-            end += 1;
-        }
-        let inner = &line[open + 1..end.min(line.len())];
-        found.push(Quoted { begin: open, text: unquoted(inner) });
-        at = (end + 1).min(line.len());
-    }
-    found
-}
-
-fn unquoted(inner: &[u8]) -> String {
-    let json = [b"\"", inner, b"\""].concat();
-    serde_json::from_slice(&json)
-        .unwrap_or_else(|_| String::from_utf8_lossy(inner).replace("\"\"", "\"").replace("\\\"", "\""))
-}
-
-/// Strips `\r\n` that is written with backslashes, however often it was escaped.
-fn without_escaped_end(line: &[u8]) -> &[u8] {
-    let mut text = line;
-    loop {
-        let inner = text.strip_suffix(b"n").or_else(|| text.strip_suffix(b"r"));
-        match inner.filter(|inner| inner.ends_with(b"\\")) {
-            Some(inner) => {
-                let end = inner.iter().rposition(|byte| *byte != b'\\').map_or(0, |at| at + 1);
-                text = &inner[..end];
-            }
-            None => return text,
-        }
-    }
 }
 
 /// Splits a line where line feeds are written as `\n`. The name of a process can have the same.
@@ -695,19 +402,6 @@ fn has_kernel_text(text: &str) -> bool {
     text.split('\n')
         .map(str::as_bytes)
         .any(|line| is_kernel(line) || escaped_lines(line).into_iter().any(is_kernel))
-}
-
-/// Returns whether an object is an entry of the journal.
-fn is_of_journal(map: &Map<String, Value>) -> bool {
-    map.contains_key("MESSAGE") && map.keys().any(|key| key.starts_with('_') || key == "SYSLOG_IDENTIFIER")
-}
-
-/// Returns whether a field says that another program than the kernel wrote the record.
-fn is_of_program(key: &str, value: &Value) -> bool {
-    const KEYS: [&str; 6] =
-        ["_transport", "transport", "syslog_identifier", "appname", "program", "programname"];
-    KEYS.contains(&&*key.to_ascii_lowercase())
-        && value.as_str().is_some_and(|program| !program.is_empty() && program != "kernel")
 }
 
 /// Returns whether a line begins with a stamp of the kernel in brackets.

@@ -10,7 +10,10 @@
 mod context;
 pub mod entries;
 mod fragments;
+mod json_text;
 pub mod kills;
+mod quoted;
+mod record_fields;
 pub mod records;
 pub mod refusals;
 pub mod report;

@@ -6,8 +6,9 @@
 
 use std::sync::Arc;
 
-use super::entries::{TextEntry, TextWords, since_boot_text};
+use super::entries::{TextEntry, TextWords};
 use super::fragments::{MAX_FRAGMENTS, is_complete, is_unfinished, may_continue};
+use super::record_fields::since_boot_text;
 use super::records::{KmsgRecord, OomLine, RecordAssembler};
 use super::report::{ReportAssembler, is_part_of_block, is_table_header};
 use super::text_line::{PrefixedLine, has_time_of_day, is_counters, undecorated};
