@@ -395,8 +395,11 @@ catalog! {
     CONTAINER_MAJOR_FAULTS = Counter Container "memledger_container_major_page_faults_total" [] max CONTAINERS, since Container,
         "Page faults of the container that needed a read from disk: pgmajfault (cgroup v2) or total_pgmajfault (v1) of memory.stat.";
     CONTAINER_REFAULTS = Counter Container "memledger_container_refaults_total" ["kind"] max CONTAINERS * 2, since Container,
-        "Pages read again after they were evicted, by kind (anon, file), from workingset_refault of memory.stat; cgroup v2, Linux 5.9.",
+        "Pages read again after they were evicted, by kind (anon, file), from workingset_refault of memory.stat; cgroup v2 since Linux 5.9, v1 of new kernels.",
         "Growing quickly, the container needs more memory than it may use: it thrashes.";
+    CONTAINER_AT_MEMORY_LIMIT = Gauge Container "memledger_container_at_memory_limit" [] max CONTAINERS,
+        "1 if the container is within 2 % of its own limit and its processes wait for memory, for 10 s; 0 if not; absent without a limit.",
+        "It reads again within a second all page cache that is left to it (at least 16 MiB; three quarters of the limit are in use by what the kernel cannot take back), by workingset_refault of memory.stat, or all its tasks wait for 30 % of the time (memory.pressure, cgroup v2). Absent where the kernel has neither.";
     CONTAINER_CPU = Counter Container "memledger_container_cpu_seconds_total" ["mode"] max CONTAINERS * 2, since Container,
         "CPU time of the container by mode (user, system): cpu.stat (cgroup v2) or cpuacct.stat (v1).",
         "Read in every fifth cycle, at least every 5 s: on cgroup v2 a read makes the kernel sum counters of all CPUs.";
@@ -690,7 +693,7 @@ pub const COUNT_UNITS: [(&str, &str); 39] = [
 ];
 
 /// Last words of names without a unit.
-const STATES: [&str; 6] = ["success", "up", "exit_code", "pending", "failure", "info"];
+const STATES: [&str; 7] = ["success", "up", "exit_code", "pending", "failure", "info", "at_memory_limit"];
 
 const fn ends_with(text: &str, end: &str) -> bool {
     let (text, end) = (text.as_bytes(), end.as_bytes());

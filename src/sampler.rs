@@ -250,6 +250,7 @@ fn cycle_of(
             effective_limit: memory.and_then(|memory| memory.effective_limit),
             headroom: memory.and_then(|memory| memory.headroom),
             limit_utilization: memory.and_then(|memory| memory.limit_utilization),
+            is_at_limit: memory.is_some_and(|memory| memory.at_limit == Some(true)),
             cpu_seconds: cycle_data.cpu.get(number).and_then(|times| times.as_ref()?.total()),
             counts: ledger.counts.get(number).copied().flatten(),
         }

@@ -4,6 +4,7 @@
 //! that the kernel made exactly the kills of its scene, and then compares the ledger.
 
 mod alone;
+mod at_limit;
 mod away;
 mod bursts;
 mod durable;

@@ -201,6 +201,7 @@ class PaperHost(Host):
         flags += ["--docker.socket=", "--oom.kernel-log=off", "--state.path=", "--no-collector.gpu"]
         super().__init__("paper-host", binary, folder, PORT + 2, flags)
         (self.limited / "memory.high").write_text(f"{int((self.limited / 'memory.max').read_text()) * 9 // 10}\n")
+        self.usage = int((self.limited / "memory.current").read_text())
         self.on, self.stalled, self.before = set(), 2.0, 0.0
         self.write(0.0)
 
@@ -220,7 +221,7 @@ class PaperHost(Host):
         return self.limited.name[:12]
 
     def write(self, now):
-        """Writes the state for this many seconds after the start. When stalled, tasks wait for memory 40 % of the time."""
+        """Writes the state for this many seconds after the start. When stalled, tasks wait for memory 40 % of the time, at the limit."""
         passed, self.before = now - self.before, now
         self.stalled += passed * (0.4 if "stalls" in self.on else 0.001)
         text = "".join(
@@ -229,6 +230,9 @@ class PaperHost(Host):
         )
         for path in (self.limited / "memory.pressure", self.meminfo.parent / "pressure/memory"):
             in_place(path, text)
+        limit = int((self.limited / "memory.max").read_text())
+        used = limit if "stalls" in self.on else self.usage
+        in_place(self.limited / "memory.current", f"{used:0{len(str(limit))}}\n")
         available = int(re.search(r"MemAvailable: +(\d+)", self.plain)[1])
         total = int(re.search(r"MemTotal: +(\d+)", self.plain)[1])
         if "full" in self.on:

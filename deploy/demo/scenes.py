@@ -261,7 +261,8 @@ def of_hosts(paper_container):
         on_paper(5, "full", "96 % of its memory is in use",
                  *(("MemledgerHostMemoryHigh", severity, {}) for severity in (INFO, WARNING, CRITICAL))),
         on_paper(9, "stalls", "its tasks are stalled on memory", ("MemledgerHostMemoryPressure", WARNING, {}),
-                 ("MemledgerContainerMemoryPressure", WARNING, {"container_name": paper_container})),
+                 ("MemledgerContainerMemoryPressure", WARNING, {"container_name": paper_container}),
+                 ("MemledgerContainerAtMemoryLimit", INFO, {"container_name": paper_container})),
     ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ use crate::container_logs::tail::{LoggedError, last_error};
 use crate::diagnose::live::current_usage;
 use crate::diagnose::{
     Cause, Diagnosis, Finding, LogFinding, RunFinding, add_container, add_cuda_error, add_logged_error,
-    has_other_name, never_started, not_found, not_started, query_diagnosis, remove_log_advice,
+    add_usage, has_other_name, never_started, not_found, not_started, query_diagnosis, remove_log_advice,
     runtime_unreachable, without_events, without_process,
 };
 use crate::discover::ContainerId;
@@ -120,6 +120,9 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         }
         journal::add_monitor(&mut diagnosis);
         add_existing_containers(&mut diagnosis, &host, container);
+        let running = existing.filter(|existing| existing.is_running);
+        let usage = running.and_then(|it| current_usage(&config, now, &it.id, it.named.user));
+        usage.iter().for_each(|usage| add_usage(&mut diagnosis, usage));
         answer.print(&diagnosis)?;
         return Ok(ExitCode::SUCCESS);
     }

@@ -22,6 +22,7 @@ use procfs::{FromBufRead, MemoryPressure};
 use super::cgroup_limits::{LevelHeadroom, LimitFiles, LimitLevel, LimitWatch, Limits, UnknownHeadroom};
 use super::container_cpu::CpuTimes;
 use super::container_memory::{ContainerMemory, apply_v1, apply_v2};
+use super::limit_stall::LimitStall;
 use super::pod_memory::PodMemories;
 use super::{CollectOutcome, Collector, Context, CycleData, Output, ReadErrors};
 use crate::catalog::*;
@@ -72,6 +73,7 @@ struct ContainerFiles {
     swap: Option<KernelFile>,
     cadence: Cadence<SLOW_EVERY>,
     slow: SlowValues,
+    stall: LimitStall,
     /// The levels above, nearest first, without the root, which has no limit.
     above: Vec<PathBuf>,
 }
@@ -205,6 +207,7 @@ impl ContainerFiles {
             swap: None,
             cadence,
             slow: SlowValues::default(),
+            stall: LimitStall::default(),
             dir: dir.path().to_path_buf(),
             above: above.map(Path::to_path_buf).collect(),
         })
@@ -242,6 +245,7 @@ impl ContainerFiles {
         if self.level.version == Version::V2 {
             memory.swap = self.read_swap(has_free_swap, buffer, read_errors)?;
         }
+        memory.at_limit = self.stall.update(context.now, &memory);
         Ok(memory)
     }
 

@@ -52,6 +52,8 @@ pub struct ContainerMemory {
     pub peak: Option<u64>,
     /// Swap usage.
     pub swap: Option<u64>,
+    /// It is at its limit, and its processes wait for memory; `None` without a limit of its own, or where nothing shows that.
+    pub at_limit: Option<bool>,
     /// Time in which some tasks, and in which all tasks, waited for memory, in microseconds.
     pub pressure: Option<[u64; 2]>,
 }
@@ -91,6 +93,7 @@ impl ContainerMemory {
         gauge(CONTAINER_MEMORY_SWAP_LIMIT, self.swap_limit);
         gauge(CONTAINER_MEMORY_HIGH, self.high);
         gauge(CONTAINER_MAJOR_FAULTS, self.major_faults);
+        gauge(CONTAINER_AT_MEMORY_LIMIT, self.at_limit.map(u64::from));
         self.write_events(container, series);
         if let Some(ratio) = self.limit_utilization {
             series.container(CONTAINER_MEMORY_LIMIT_UTILIZATION, container, [], ratio);
@@ -138,6 +141,22 @@ impl ContainerMemory {
     }
 }
 
+impl ContainerMemory {
+    /// Returns what `memory.stat` of cgroup v1 has. `kernel`: kernel memory, which has a file of its own there.
+    pub fn of_v1(stat: parse::StatV1, kernel: Option<u64>) -> Self {
+        let mut memory = Self::default();
+        apply_v1(&mut memory, stat, kernel);
+        memory
+    }
+
+    /// Returns what `memory.stat` of cgroup v2 has.
+    pub fn of_v2(stat: parse::StatV2) -> Self {
+        let mut memory = Self::default();
+        apply_v2(&mut memory, stat);
+        memory
+    }
+}
+
 /// Takes the values of `memory.stat` of cgroup v2.
 pub(super) fn apply_v2(memory: &mut ContainerMemory, stat: parse::StatV2) {
     let sum = |parts: &[Option<u64>]| parts.iter().copied().sum::<Option<u64>>();
@@ -167,6 +186,7 @@ pub(super) fn apply_v2(memory: &mut ContainerMemory, stat: parse::StatV2) {
 pub(super) fn apply_v1(memory: &mut ContainerMemory, stat: parse::StatV1, kernel: Option<u64>) {
     memory.inactive_file = stat.total_inactive_file;
     memory.major_faults = stat.total_pgmajfault;
+    memory.refaults = [stat.total_workingset_refault_anon, stat.total_workingset_refault_file];
     memory.anon = stat.total_rss;
     memory.shmem = stat.total_shmem;
     memory.mapped = stat.total_mapped_file;

@@ -65,6 +65,8 @@ pub struct CycleContainer {
     pub headroom: Option<i64>,
     /// Unreclaimable memory as a share of the limit.
     pub limit_utilization: Option<f64>,
+    /// It is at its limit, and its processes wait for memory.
+    pub is_at_limit: bool,
     /// CPU seconds since it began.
     pub cpu_seconds: Option<f64>,
     /// What the ledger counted.

@@ -9,6 +9,7 @@ mod cgroup_limits;
 pub mod container_cpu;
 pub mod container_memory;
 pub mod cycle;
+pub mod limit_stall;
 mod pod_memory;
 mod amdgpu;
 mod gpu_readings;

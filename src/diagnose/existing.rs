@@ -73,18 +73,27 @@ pub fn without_events(
         true => LimitRemedy::SwitchOomKillerOn,
         false => LimitRemedy::RaiseOrUseLessAtLimit,
     });
-    let uses = usage.map(|usage| RunFinding::Uses {
+    Diagnosis {
+        subject: Some(subject),
+        findings: usage.map(|usage| uses(usage).into()).into_iter().collect(),
+        advice: stalled.map(Recommendation::from).into_iter().collect(),
+        ..Diagnosis::new(cause, confidence, Incident::NoEvents { is_running }, now)
+    }
+}
+
+fn uses(usage: &CurrentUsage) -> RunFinding {
+    RunFinding::Uses {
         bytes: usage.usage_bytes,
         limit_bytes: usage.limit_bytes,
         is_under_oom: usage.is_under_oom,
         stalled_percent: usage.stalled_percent,
-    });
-    Diagnosis {
-        subject: Some(subject),
-        findings: uses.map(Finding::from).into_iter().collect(),
-        advice: stalled.map(Recommendation::from).into_iter().collect(),
-        ..Diagnosis::new(cause, confidence, Incident::NoEvents { is_running }, now)
+        reread_bytes_per_second: usage.reread_bytes_per_second,
     }
+}
+
+/// Adds to a diagnosis of the past that the container is at its limit now.
+pub fn add_usage(diagnosis: &mut Diagnosis, usage: &CurrentUsage) {
+    diagnosis.findings.extend(usage.is_stalled().then(|| uses(usage).into()));
 }
 
 /// Adds to a diagnosis what the runtime says about the container now.

@@ -48,7 +48,8 @@ pub use cause::{Cause, Confidence, is_cuda_oom};
 pub use container_log::{LogFinding, LogRemedy, add_cuda_error, add_logged_error, remove_log_advice};
 pub use cuda_oom::{CudaOomFinding, CudaOomIncident, CudaOomReason, CudaOomRemedy};
 pub use existing::{
-    add_container, never_started, not_started, runtime_unreachable, without_events, without_process,
+    add_container, add_usage, never_started, not_started, runtime_unreachable, without_events,
+    without_process,
 };
 pub use finding::{Finding, PasteRemedy, Recommendation, Remedy, RunFinding, StartRemedy};
 pub use incident::{

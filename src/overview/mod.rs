@@ -77,6 +77,8 @@ pub enum ListedState {
     /// Its runtime says so, or without one its cgroup.
     #[default]
     Running,
+    /// It is at its limit, is not killed, and its processes wait for memory.
+    AtLimit,
     /// Its runtime does not respond, at one of its sockets: its name and settings may be those of the last response.
     RuntimeUnreachable,
     /// Its cgroup had processes and has had none for [`history::EMPTY_AFTER`], or is gone, and its runtime has not reported an end.
@@ -88,6 +90,7 @@ impl ListedState {
     pub fn word(self) -> Option<&'static str> {
         match self {
             Self::Running => None,
+            Self::AtLimit => Some("at limit"),
             Self::RuntimeUnreachable => Some("unreachable"),
             Self::NoProcess => Some("no process"),
         }
@@ -328,6 +331,7 @@ fn containers(snapshot: &Snapshot, figures: &Figures) -> Vec<ContainerUse> {
                 runtime: container.runtime,
                 state: match figures.has_no_process[number] {
                     true => ListedState::NoProcess,
+                    false if sampled.is_at_limit => ListedState::AtLimit,
                     false => ListedState::Running,
                 },
                 started: container.started,

@@ -75,6 +75,10 @@ pub struct StatV1 {
     pub total_swap: Option<u64>,
     /// A count.
     pub total_pgmajfault: Option<u64>,
+    /// Pages; not of all kernels.
+    pub total_workingset_refault_anon: Option<u64>,
+    /// Pages; not of all kernels.
+    pub total_workingset_refault_file: Option<u64>,
 }
 
 impl StatV1 {
@@ -90,6 +94,8 @@ impl StatV1 {
                 b"total_inactive_file" => &mut stat.total_inactive_file,
                 b"total_swap" => &mut stat.total_swap,
                 b"total_pgmajfault" => &mut stat.total_pgmajfault,
+                b"total_workingset_refault_anon" => &mut stat.total_workingset_refault_anon,
+                b"total_workingset_refault_file" => &mut stat.total_workingset_refault_file,
                 _ => continue,
             };
             *field = Some(value);

@@ -3,21 +3,23 @@
 mod coverage;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use procfs::{FromBufRead, MemoryPressure};
 
 use crate::clock::Timestamp;
+use crate::collect::container_memory::ContainerMemory;
+use crate::collect::limit_stall::LimitUse;
 use crate::config::Config;
 use crate::discover::cgroup_tree::{CgroupTree, ContainerCgroup};
 use crate::discover::{ContainerId, Hierarchy, Version};
 use crate::host::Dir;
+use crate::parse::cgroup::{StatV1, StatV2};
 use crate::parse::keyed;
 pub use coverage::{Coverage, RuntimeCoverage};
 
-/// A container is full from this distance to its limit on: a part in so many of it.
-const FULL_DIVISOR: u64 = 50;
-/// A container whose tasks wait for less of the time runs.
-const MIN_STALLED_PERCENT: f32 = 30.0;
+/// Between two readings of a full container.
+const REREAD_TIME: Duration = Duration::from_millis(500);
 
 /// Memory of a running container.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +32,8 @@ pub struct CurrentUsage {
     pub limit_bytes: Option<u64>,
     /// Share of the last 10 s in which all its tasks waited for memory, in percent (cgroup v2).
     pub stalled_percent: Option<f32>,
+    /// Page cache that it reads again a second, where that is all that is left to it.
+    pub reread_bytes_per_second: Option<u64>,
     /// Its OOM killer is switched off, and its tasks wait (`under_oom`, cgroup v1).
     pub is_under_oom: bool,
 }
@@ -37,9 +41,12 @@ pub struct CurrentUsage {
 impl CurrentUsage {
     /// Returns whether it is at its limit, and its processes wait.
     pub fn is_stalled(&self) -> bool {
-        let is_full = self.limit_bytes.is_some_and(|limit| self.usage_bytes >= limit - limit / FULL_DIVISOR);
+        let stalled = self.stalled_percent.map(|percent| f64::from(percent) / 100.0);
+        let used =
+            self.limit_bytes.map(|limit| LimitUse { usage: self.usage_bytes, limit, ..LimitUse::default() });
         self.is_under_oom
-            || is_full && self.stalled_percent.is_some_and(|percent| percent >= MIN_STALLED_PERCENT)
+            || self.reread_bytes_per_second.is_some()
+            || used.zip(stalled).is_some_and(|(used, stalled)| used.is_stalled(stalled))
     }
 }
 
@@ -73,14 +80,42 @@ pub fn current_usage(
         let is_readable = config.host_paths.in_initial_pid_namespace() && !found.is_truncated;
         lists.filter(|_| is_readable).map(|lists| lists.contains(&true))
     };
+    let memory = || {
+        let memory = match hierarchy.version {
+            Version::V1 => {
+                let kernel = read("memory.kmem.usage_in_bytes");
+                let kernel = kernel.and_then(|text| crate::parse::number(text.trim_ascii()));
+                ContainerMemory::of_v1(StatV1::parse(&read("memory.stat")?), kernel)
+            }
+            Version::V2 => ContainerMemory::of_v2(StatV2::parse(&read("memory.stat")?)),
+        };
+        Some(memory)
+    };
+    let usage_bytes = crate::parse::number(read(usage)?.trim_ascii())?;
+    let limit_bytes = crate::parse::cgroup::limit(&read(limit)?).flatten();
     Some(CurrentUsage {
         has_processes: has_processes(),
-        usage_bytes: crate::parse::number(read(usage)?.trim_ascii())?,
-        limit_bytes: crate::parse::cgroup::limit(&read(limit)?).flatten(),
+        usage_bytes,
+        limit_bytes,
+        reread_bytes_per_second: limit_bytes.and_then(|limit| reread(usage_bytes, limit, memory)),
         stalled_percent: read("memory.pressure")
             .and_then(|text| MemoryPressure::from_buf_read(&*text).ok())
             .map(|pressure| pressure.full.avg10),
         is_under_oom: read("memory.oom_control")
             .is_some_and(|text| keyed(&text).any(|pair| pair == (&b"under_oom"[..], 1))),
     })
+}
+
+/// Returns how fast page cache is read again by a container that is full, where that is all that is left to it. Takes half a second
+/// for one that is full.
+fn reread(usage: u64, limit: u64, memory: impl Fn() -> Option<ContainerMemory>) -> Option<u64> {
+    let first = memory()?;
+    let used = LimitUse { usage, limit, unreclaimable: first.unreclaimable, file: first.file };
+    let before = first.refaults[1].filter(|_| used.is_full())?;
+    let began = Timestamp::now();
+    std::thread::sleep(REREAD_TIME);
+    let pages = memory()?.refaults[1]?.saturating_sub(before);
+    let seconds = Timestamp::now().since(began).as_secs_f64();
+    let reread = pages as f64 * rustix::param::page_size() as f64 / seconds;
+    used.is_rereading(reread).then_some(reread as u64)
 }

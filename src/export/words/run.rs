@@ -95,21 +95,31 @@ pub(super) fn finding(finding: &RunFinding, diagnosis: &Diagnosis, noun: Noun) -
             "{runtime} cannot be queried: this is what the ledger and its cgroup show of {}.",
             called()
         ),
-        RunFinding::Uses { bytes: used, limit_bytes, is_under_oom, stalled_percent } => {
+        RunFinding::Uses {
+            bytes: used,
+            limit_bytes,
+            is_under_oom,
+            stalled_percent,
+            reread_bytes_per_second,
+        } => {
             let limit = match limit_bytes {
                 Some(limit) => format!("of its limit of {}", bytes(*limit)),
                 None => "and has no limit of its own".to_owned(),
             };
-            let waiting = match stalled_percent {
+            let waiting = match (stalled_percent, reread_bytes_per_second) {
                 _ if *is_under_oom => {
                     " Its OOM killer is switched off (memory.oom_control, docker run --oom-kill-disable), and its processes wait until memory is \
                      freed."
                         .to_owned()
                 }
-                Some(percent) => {
+                (_, Some(reread)) => format!(
+                    " It reads its last page cache again and again, also the code of its programs: {} a second.",
+                    bytes(*reread)
+                ),
+                (Some(percent), None) => {
                     format!(" In the last 10 s all its processes waited for memory in {percent:.0} % of the time.")
                 }
-                None => String::new(),
+                (None, None) => String::new(),
             };
             format!("It uses {} {limit}, page cache included.{waiting}", bytes(*used))
         }
