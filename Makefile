@@ -74,10 +74,10 @@ check: cargo ## format, lints, and the tests that need nothing installed
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) test --locked --lib --quiet
-	$(CARGO) test --locked --test real --quiet -- layers:: layout:: names:: tables::
+	$(CARGO) test --locked --test real --quiet -- layers:: layout:: names:: tables:: why::kinds::
 
 golden: ## write the generated documents and the golden files anew; read the difference before you commit it
-	UPDATE=1 $(CARGO) test --locked --test real --quiet -- tables:: recorded::
+	UPDATE=1 $(CARGO) test --locked --test real --quiet -- tables:: recorded:: why::kinds::
 
 size: ## lines of code by module, without tests, comments and blank lines, and the longest functions
 	@python3 -B tests/size.py $(ARGS)

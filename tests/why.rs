@@ -16,6 +16,7 @@ use memledger::clock::Timestamp;
 use memledger::diagnose::{
     Cause, Confidence, Diagnosis, explain, explain_last, not_found, query_diagnosis, without_events,
 };
+use memledger::discover::RuntimeKind;
 use memledger::events::{
     ContainerRef, CudaOom, Evidence, Exit, ExitReason, Identity, Kill, KillOwner, LedgerEvent, PriorUsage,
     ReportProcess, Role, RoleRange, Victim,
@@ -134,6 +135,30 @@ fn screen(name: &str, verdict: &Diagnosis, most_lines: usize) {
         words::evidence(verdict).iter().all(|piece| all.contains(&*piece.source)) && !all.contains("--all"),
         "{all}"
     );
+}
+
+/// To the person who started a run of `memledger run` it is no container.
+#[test]
+fn runs_are_not_called_containers() {
+    let mut checked = 0;
+    for case in cases::all() {
+        let mut events = case.events.clone();
+        for event in &mut events {
+            match event {
+                LedgerEvent::OomKill(Kill { owner: KillOwner::Container(subject), .. })
+                | LedgerEvent::Exit(Exit { subject, .. })
+                | LedgerEvent::CudaOom(CudaOom { subject, .. }) => subject.runtime = RuntimeKind::Run,
+                LedgerEvent::OomKill(_) | LedgerEvent::GpuError(_) => {}
+            }
+        }
+        let diagnosis = explain(&events, NOW).expect("a diagnosis");
+        let text = format!("{}\n{}", words::title(&diagnosis), words_of(&diagnosis));
+        checked += usize::from(text.contains("the run"));
+        for noun in ["the container ", "the container.", "The container", "this container", "the runtime"] {
+            assert!(!text.contains(noun), "{}: {noun:?} in {text}", case.name);
+        }
+    }
+    assert!(checked > 20, "only {checked} say what a run is called: the check does not work");
 }
 
 #[test]

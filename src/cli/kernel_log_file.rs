@@ -43,7 +43,7 @@ pub struct LogQuery<'a> {
     pub json: bool,
 }
 
-/// Prints the diagnosis on each kill, the newest last. Exit status 1 if there is none.
+/// Prints the diagnosis of each kill, the newest last. Exit status 1 if there is none.
 ///
 /// # Errors
 /// The input cannot be read.

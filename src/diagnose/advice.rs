@@ -9,8 +9,11 @@ use super::container_log::LogRemedy;
 use super::finding::Recommendation;
 use super::limit::{LimitSetter, inside, limit_bytes, limit_of};
 use super::place::CgroupPlace;
-use super::remedy::{LimitRemedy, LimitSetting, OutputPlace, OutputPurpose, WorkerFit, WorkerShare, Workers};
-use super::usage::{UsageFinding, growth, newest_sample, page_cache, sudden};
+use super::remedy::{
+    LimitRemedy, LimitSetting, OutputPlace, OutputPurpose, WorkerFit, WorkerSetting, WorkerShare, Workers,
+};
+use super::report::ReportFinding;
+use super::usage::{LargestHolder, UsageFinding, growth, newest_sample, page_cache, sudden};
 use super::verdict::{SIGKILL, full_shm};
 use super::{RunSummary, cuda_oom, program, report, signal_of};
 use crate::discover::RuntimeKind;
@@ -170,7 +173,7 @@ fn panicked(kill: &Kill, run: &RunSummary<'_>, advice: &mut Vec<Recommendation>)
         && let (Some(free_bytes), Some(host_bytes)) = (report.free_bytes, report.limit_bytes)
         && free_bytes > host_bytes / 20
     {
-        advice.push(LimitRemedy::FreeMemoryWasNotForIt { free_bytes, host_bytes }.into());
+        advice.push(ReportFinding::FreeAtPanic { free_bytes, host_bytes }.into());
     }
 }
 
@@ -309,8 +312,11 @@ fn fitting(limit: u64, total: u64, pss: u64, workers: &Workers) -> Option<Worker
     let now = now.filter(|now| *now > 0 && count.is_multiple_of(*now));
     let loaders = now.map_or(1, |now| count / now);
     Some(match fit < loaders {
-        true => WorkerFit::TooFew { processes: fit, others_bytes: rest },
-        false => WorkerFit::Some { processes: fit, num_workers: now.map(|_| (fit / loaders, loaders)) },
+        true => WorkerFit::TooFew { fitting_processes: fit, others_bytes: rest },
+        false => WorkerFit::Some {
+            fitting_processes: fit,
+            setting: now.map(|_| WorkerSetting { fitting_num_workers: fit / loaders, loaders }),
+        },
     })
 }
 
@@ -413,7 +419,13 @@ fn host(
     if lead.is_none_or(|kill| kill.report.is_none()) {
         // else they are shown with the report
         let host_bytes = before.and_then(|before| before.host_total_bytes);
-        advice.push(UsageFinding::LargestHolders { host_bytes, holders: holders.to_vec() }.into());
+        advice.push(
+            UsageFinding::LargestHolders {
+                host_bytes,
+                holders: holders.iter().map(|it| LargestHolder::of(it, own)).collect(),
+            }
+            .into(),
+        );
     }
     let is_outside = &*most.name == OUTSIDE_CONTAINERS;
     if is_outside {

@@ -131,7 +131,7 @@ impl Cause {
     ];
 }
 
-/// How certain the verdict is.
+/// How certain the cause is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Confidence {

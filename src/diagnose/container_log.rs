@@ -24,33 +24,33 @@ pub(super) const UNRECORDED: u64 = 0;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "finding", rename_all = "snake_case")]
 pub enum LogFinding {
-    /// Its end has no out-of-memory error that is known.
+    /// The end of the log has no out-of-memory error that is known.
     NoLoggedError {
         /// So much of it was read.
         read_bytes: u64,
     },
-    /// Its last error is not of this end.
+    /// The last out-of-memory error of the log is not of this end.
     ErrorOfOtherEnd {
         /// Unix time of the error.
         at: f64,
         /// Its line.
         line: String,
     },
-    /// Its last error is of before the start.
+    /// The last out-of-memory error of the log is of before the start.
     ErrorBeforeStart {
         /// Unix time of the error.
         at: f64,
         /// Its line.
         line: String,
     },
-    /// It has an error of GPU memory.
+    /// The log has an error of GPU memory.
     LoggedCudaError {
         /// Unix time of the error.
         at: f64,
         /// No end is known, and it is the last error.
         is_last: bool,
     },
-    /// It has another error.
+    /// The log has another out-of-memory error.
     LoggedError {
         /// The error.
         error: HostErrorText,
@@ -58,9 +58,9 @@ pub enum LogFinding {
         #[serde(skip_serializing_if = "Option::is_none")]
         last_at: Option<f64>,
     },
-    /// It does not exist any more: a newer container has the name.
+    /// The log does not exist any more: a newer container has the name.
     ReplacedContainer,
-    /// It could not be read.
+    /// The log could not be read.
     UnreadableLog {
         /// Why.
         reason: String,

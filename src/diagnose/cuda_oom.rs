@@ -15,18 +15,20 @@ const MIN_OTHERS: f64 = 0.05;
 const VALIDATION: [&str; 6] = ["val", "valid", "validate", "validation", "eval", "evaluation"];
 
 /// An error of GPU memory that ended a run, or that it survived.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CudaOomIncident {
-    /// Its event; `None` if that is not in the ledger (any more).
-    pub error: Option<Box<CudaOom>>,
+    /// Its event.
+    pub error: Box<CudaOom>,
     /// Seconds from it to the end; 0 without an end.
     pub seconds: f64,
     /// What its numbers prove.
+    #[serde(flatten)]
     pub reason: Option<CudaOomReason>,
 }
 
 /// What the numbers of an error prove beyond that the program needed more than there was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "reason", rename_all = "snake_case")]
 pub enum CudaOomReason {
     /// The GPU had enough, but the process may take only a part of it.
     OwnShare,
@@ -151,9 +153,9 @@ pub enum CudaOomRemedy {
         /// There are several ranks, and these are the numbers of one.
         of_each_rank: bool,
     },
-    /// The same without numbers, if it is a training.
+    /// Use a smaller batch and accumulate gradients, if it is a training.
     SmallerBatchOfTraining,
-    /// The same without numbers.
+    /// Use a smaller batch, and accumulate gradients.
     SmallerBatch,
     /// No gradients in a validation.
     ValidateWithoutGradients,
@@ -183,11 +185,9 @@ pub(super) fn leading<'a>(run: &RunSummary<'a>) -> Option<&'a CudaOom> {
     run.cuda_ooms.iter().rev().find(ended_it).or(run.cuda_ooms.last()).copied()
 }
 
-/// Returns the cause of an exit after such an error, and what happened.
-pub(super) fn verdict(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, CudaOomIncident) {
-    let Some(oom) = leading(run) else {
-        return (Cause::CudaOom, Confidence::Likely, CudaOomIncident::default());
-    };
+/// Returns the cause of an exit after such an error, and what happened; `None` if its event is not in the ledger (any more).
+pub(super) fn of_exit(exit: &Exit, run: &RunSummary<'_>) -> Option<(Cause, Confidence, CudaOomIncident)> {
+    let oom = leading(run)?;
     let incident = CudaOomIncident::of(oom, exit.at - oom.at);
     let is_certain = oom.uncaught == Some(true) && incident.seconds < CUDA_OOM_WINDOW;
     let confidence = if is_certain { Confidence::Certain } else { Confidence::Likely };
@@ -200,7 +200,7 @@ pub(super) fn verdict(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, 
         }
         Some(CudaOomReason::EnoughFree) | None => Cause::CudaOom,
     };
-    (cause, confidence, incident)
+    Some((cause, confidence, incident))
 }
 
 /// Returns the cause of a run that goes on after such errors, and what happened.
@@ -225,7 +225,7 @@ pub(super) fn also(run: &RunSummary<'_>) -> Option<CudaOomFinding> {
 impl CudaOomIncident {
     /// Returns what is known of this error, so many seconds before the end.
     fn of(oom: &CudaOom, seconds: f64) -> Self {
-        Self { error: Some(Box::new(oom.clone())), seconds, reason: reason(oom) }
+        Self { error: Box::new(oom.clone()), seconds, reason: reason(oom) }
     }
 }
 

@@ -53,7 +53,7 @@ pub fn runtime_unreachable(subject: ContainerRef, usage: Option<&CurrentUsage>, 
     Diagnosis {
         subject: Some(subject),
         headline: is_empty.then_some(Headline::NoProcess { is_running: false }),
-        ..Diagnosis::new(cause, Confidence::Unsure, Incident::RuntimeUnreachable { has_processes }, now)
+        ..Diagnosis::new(cause, Confidence::Unsure, Incident::RuntimeUnreachable { is_empty }, now)
     }
 }
 
@@ -106,7 +106,7 @@ pub fn add_container(diagnosis: &mut Diagnosis, container: &ExistingContainer) {
         running.map(|since| RunFinding::RunsAgain { since }),
         container.restarts.filter(|count| *count > 0).map(|count| RunFinding::Restarts { count }),
         failed.map(|error| RunFinding::LastStartFailed { error }),
-        container.has_lost_process.then_some(RunFinding::LostProcess),
+        container.has_lost_process.then_some(RunFinding::LostProcess { runtime: container.runtime }),
     ];
     diagnosis.findings.extend(found.into_iter().flatten().map(Finding::from));
 }

@@ -1,11 +1,11 @@
 //! What was found beside the cause, and what to change: each kind with its data, which `why --json` has too.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::cause::Cause;
 use super::container_log::{LogFinding, LogRemedy};
 use super::cuda_oom::{CudaOomFinding, CudaOomRemedy};
-use super::incident::{ExitIncident, Headline, KilledProcess, StopRequests};
+use super::incident::{ExitIncident, Headline, KilledProcess, StopRequests, without_report};
 use super::monitor::{MonitorFinding, MonitorRemedy};
 use super::notice::NoticeRemedy;
 use super::program::{ProgramFinding, ProgramRemedy};
@@ -13,6 +13,7 @@ use super::refusal::RefusalRemedy;
 use super::remedy::LimitRemedy;
 use super::report::ReportFinding;
 use super::usage::UsageFinding;
+use crate::discover::RuntimeKind;
 use crate::events::{Kill, Role};
 use crate::parse::start_error::StartError;
 
@@ -61,8 +62,7 @@ pub enum Remedy {
 }
 
 /// A piece of advice: a remedy, or a fact that leads to one.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(untagged)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Recommendation {
     /// A fact.
     Finding(Finding),
@@ -88,6 +88,13 @@ macro_rules! wrap {
 wrap!(Finding: Run(RunFinding), Report(ReportFinding), Usage(UsageFinding), CudaOom(CudaOomFinding), Log(LogFinding), Program(ProgramFinding), Monitor(MonitorFinding));
 wrap!(Remedy: Limit(LimitRemedy), CudaOom(CudaOomRemedy), Log(LogRemedy), Program(ProgramRemedy), Monitor(MonitorRemedy), Notice(NoticeRemedy), Refusal(RefusalRemedy), Start(StartRemedy), Paste(PasteRemedy));
 
+fn without_reports<S: Serializer>(kill: &Option<Box<Kill>>, serializer: S) -> Result<S::Ok, S::Error> {
+    match kill {
+        Some(kill) => without_report(kill, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
 /// What to do about a start that failed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "remedy", rename_all = "snake_case")]
@@ -105,9 +112,9 @@ pub enum StartRemedy {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "remedy", rename_all = "snake_case")]
 pub enum PasteRemedy {
-    /// Lines that were not searched for.
+    /// It has only lines that were searched for: the whole report says more.
     WholeReport,
-    /// Lines of priority info.
+    /// It has no lines of priority info, which name the cgroup and the processes.
     LowerPriority,
     /// The kernel log of the node that events of Kubernetes name.
     KernelLogOfNode {
@@ -134,7 +141,6 @@ pub enum RunFinding {
     /// It may also have been ended from outside.
     MayBeEndedFromOutside {
         /// What is known of stop requests.
-        #[serde(skip)]
         requests: StopRequests,
     },
     /// Processes were killed with it, because its cgroup is killed as a whole.
@@ -150,7 +156,8 @@ pub enum RunFinding {
     OtherKills {
         /// How many.
         count: u64,
-        /// There is one beside them, that the verdict is about.
+        /// There is one beside them, that the answer is about.
+        #[serde(skip)]
         is_more: bool,
         /// The role of all of them.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -160,8 +167,8 @@ pub enum RunFinding {
         first_at: Option<f64>,
         /// Unix time of the last.
         last_at: f64,
-        /// The only one, where the verdict is about no kill.
-        #[serde(skip_serializing_if = "Option::is_none")]
+        /// The only one, where the answer is about no kill.
+        #[serde(skip_serializing_if = "Option::is_none", serialize_with = "without_reports")]
         kill: Option<Box<Kill>>,
     },
     /// The ledger counted kills that it does not list any more.
@@ -254,7 +261,10 @@ pub enum RunFinding {
         error: String,
     },
     /// Its runtime says that it runs, and its first process does not exist.
-    LostProcess,
+    LostProcess {
+        /// The runtime that lists it.
+        runtime: RuntimeKind,
+    },
     /// Only the ledger was read.
     OnlyLedger,
 }

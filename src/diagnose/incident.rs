@@ -1,17 +1,17 @@
 //! What happened, as data: the sentence that answers `why` follows from it alone.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::cuda_oom::CudaOomIncident;
 use super::place::CgroupPlace;
-use crate::discover::RuntimeKind;
 use crate::events::{Kill, Role};
 use crate::parse::kernel_log::NoKill;
 use crate::parse::kernel_log::refusals::KernelRefusal;
 use crate::parse::kill_notice::KillNotice;
 
 /// What happened.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
 pub enum Incident {
     /// A process of the container was killed.
     Kill(Box<KillIncident>),
@@ -20,6 +20,7 @@ pub enum Incident {
     /// Memory ran out, and no process was killed.
     NoKill {
         /// Why memory ran out.
+        #[serde(flatten)]
         exhausted: Exhausted,
         /// The program that asked for memory; empty if it is not known.
         requested_by: String,
@@ -51,46 +52,57 @@ pub enum Incident {
     /// Its runtime says that it runs, and its first process does not exist.
     LostProcess {
         /// Pid of that process.
+        #[serde(skip_serializing_if = "Option::is_none")]
         pid: Option<u32>,
     },
     /// It was running when its runtime could be queried last.
     RuntimeUnreachable {
-        /// Its cgroup has processes; `None` if that is not known.
-        has_processes: Option<bool>,
+        /// Its cgroup has no process; else that cannot be read.
+        is_empty: bool,
     },
 }
 
 /// A kill in a container.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KillIncident {
-    /// The kill.
+    /// The kill, as its event.
+    #[serde(serialize_with = "without_report")]
     pub kill: Kill,
     /// Why memory ran out.
+    #[serde(flatten)]
     pub exhausted: Exhausted,
     /// Another container's process may have been the one that was killed.
     pub is_one_of_a_set: bool,
     /// What became of the container.
+    #[serde(flatten)]
     pub outcome: KillOutcome,
 }
 
 /// A kill outside the known containers.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OutsideKill {
-    /// The kill.
+    /// The kill, as its event.
+    #[serde(serialize_with = "without_report")]
     pub kill: Kill,
     /// Why memory ran out.
+    #[serde(flatten)]
     pub exhausted: Exhausted,
     /// Whose process it was.
+    #[serde(flatten)]
     pub owner: OutsideOwner,
 }
 
 /// Why memory ran out.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "exhausted", rename_all = "snake_case")]
 pub enum Exhausted {
     /// It need not have: the kill was requested.
     Requested,
     /// The memory of some NUMA nodes.
-    Nodes(String),
+    Nodes {
+        /// Their numbers.
+        nodes: String,
+    },
     /// The host's, although some was free.
     Unusable {
         /// So many bytes.
@@ -101,9 +113,11 @@ pub enum Exhausted {
     /// A limit was reached.
     Limit {
         /// Whose limit.
+        #[serde(flatten)]
         of: LimitOwner,
         /// The limit.
-        bytes: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        limit_bytes: Option<u64>,
         /// It is one of memory and swap together.
         with_swap: bool,
     },
@@ -112,28 +126,40 @@ pub enum Exhausted {
 }
 
 /// Whose limit was reached.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "limit_of", rename_all = "snake_case")]
 pub enum LimitOwner {
     /// The container.
     Container,
     /// A cgroup inside it.
-    Inside(String),
+    Inside {
+        /// Its path.
+        cgroup: String,
+    },
     /// A cgroup above it that is not known.
     Above,
-    /// A cgroup above the container of the verdict.
-    AboveIt(CgroupPlace),
-    /// A cgroup that its noun describes.
-    Place(CgroupPlace),
+    /// A cgroup above the container, which is called so.
+    PlaceAbove {
+        /// What it is.
+        place: CgroupPlace,
+    },
+    /// A cgroup.
+    Place {
+        /// What it is.
+        place: CgroupPlace,
+    },
     /// A cgroup that is most likely the container's own.
     Unnamed,
 }
 
 /// What became of a container after a kill.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum KillOutcome {
     /// It was ended by that.
     Ended {
         /// Its exit code.
+        #[serde(skip_serializing_if = "Option::is_none")]
         exit_code: Option<i64>,
     },
     /// It kept running.
@@ -149,6 +175,7 @@ pub enum KillOutcome {
         /// Seconds from the kill to the end.
         seconds: f64,
         /// Its exit code.
+        #[serde(skip_serializing_if = "Option::is_none")]
         exit_code: Option<i64>,
     },
     /// It ended later.
@@ -156,6 +183,7 @@ pub enum KillOutcome {
         /// Seconds from the kill to the end.
         seconds: f64,
         /// Its exit code.
+        #[serde(skip_serializing_if = "Option::is_none")]
         exit_code: Option<i64>,
         /// The exit code is most likely the child's.
         is_childs_code: bool,
@@ -165,23 +193,27 @@ pub enum KillOutcome {
         /// Seconds from the kill to the end.
         seconds: f64,
         /// Its exit code.
+        #[serde(skip_serializing_if = "Option::is_none")]
         exit_code: Option<i64>,
     },
 }
 
 /// Whose process was killed outside the known containers.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "owner", rename_all = "snake_case")]
 pub enum OutsideOwner {
     /// Its cgroup has the id of a container in its name, which proves nothing.
     UnprovenContainer {
         /// The id.
         id: String,
         /// Where it ran, if that is not the cgroup whose limit was reached.
+        #[serde(skip_serializing_if = "Option::is_none")]
         place: Option<CgroupPlace>,
     },
     /// No container's.
     NoContainer {
         /// Where it ran, if that is not the cgroup whose limit was reached.
+        #[serde(skip_serializing_if = "Option::is_none")]
         place: Option<CgroupPlace>,
     },
     /// Evidence may still arrive.
@@ -200,19 +232,24 @@ pub struct ExitIncident {
     /// Unix time.
     pub at: f64,
     /// Exit code.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i64>,
     /// Seconds from the start to the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub duration_seconds: Option<f64>,
     /// Why it ended.
-    #[serde(skip)]
+    #[serde(flatten)]
     pub why: ExitWhy,
 }
 
 /// Why a container ended.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "why", rename_all = "snake_case")]
 pub enum ExitWhy {
     /// It ran out of GPU memory.
     CudaOom(CudaOomIncident),
+    /// It ran out of GPU memory, and the event of that is gone.
+    LostCudaOom,
     /// By an OOM kill at a limit whose record is gone.
     LostKillAtLimit,
     /// By an OOM kill of the host whose record is gone.
@@ -236,12 +273,20 @@ pub enum ExitWhy {
     /// By a stop request whose signal is not known.
     StopRequestUnknown,
     /// By SIGKILL; a kill of an unknown container may have been this one's.
-    PossibleKill(Box<Kill>),
+    PossibleKill {
+        /// That kill.
+        #[serde(serialize_with = "without_report")]
+        kill: Box<Kill>,
+    },
     /// By SIGKILL, while the kernel log could not be read.
-    KilledLogUnread(StopRequests),
+    KilledLogUnread {
+        /// What is known of stop requests.
+        requests: StopRequests,
+    },
     /// By SIGKILL, which was no OOM kill.
     Killed {
         /// Seconds from the last OOM kill of the run.
+        #[serde(skip_serializing_if = "Option::is_none")]
         last_kill_seconds: Option<f64>,
         /// What is known of stop requests.
         requests: StopRequests,
@@ -270,7 +315,11 @@ pub enum ExitWhy {
     /// With an error, and a full `/dev/shm`.
     ShmError(ShmUse),
     /// With an error; a kill of an unknown container may have been that of its child.
-    PossibleKillOfChild(Box<Kill>),
+    PossibleKillOfChild {
+        /// That kill.
+        #[serde(serialize_with = "without_report")]
+        kill: Box<Kill>,
+    },
     /// With an error; its cgroup counted a kill of which there is no record.
     CountedKill,
     /// With an error; the kernel log could not be read.
@@ -303,14 +352,72 @@ pub enum ExitWhy {
 }
 
 /// What is known of requests to stop a container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum StopRequests {
     /// There were some, and none explains the end.
     NoneExplains,
     /// There was none.
     None,
-    /// The runtime reports none, or was not connected.
-    Unknown(RuntimeKind),
+    /// Pods report none.
+    UnknownOfPod,
+    /// Podman reports none.
+    UnknownOfPodman,
+    /// The runtime was not connected.
+    Unknown,
+}
+
+/// A kill in a document, without what stands beside it: the kernel's report, evidence and samples.
+#[derive(Serialize)]
+struct KillData<'a> {
+    #[serde(flatten)]
+    event: Option<EventData>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    process: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<Role>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent_pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    anon_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shmem_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    oom_score_adj: Option<i32>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    cgroup: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    limit_cgroup: &'a str,
+}
+
+/// The event of a kill of this host: a saved log has none.
+#[derive(Serialize)]
+struct EventData {
+    id: u64,
+    at: f64,
+}
+
+/// Writes a kill as [`KillData`].
+pub(super) fn without_report<S: Serializer>(kill: &Kill, serializer: S) -> Result<S::Ok, S::Error> {
+    let is_of_host = !kill.boot_id.is_empty();
+    let data = KillData {
+        event: is_of_host.then_some(EventData { id: kill.id, at: kill.at }),
+        process: &kill.process,
+        pid: kill.pid,
+        role: kill.role,
+        parent_pid: kill.parent_pid,
+        anon_bytes: kill.anon_bytes,
+        file_bytes: kill.file_bytes,
+        shmem_bytes: kill.shmem_bytes,
+        oom_score_adj: kill.oom_score_adj,
+        cgroup: &kill.cgroup,
+        limit_cgroup: &kill.limit_cgroup,
+    };
+    data.serialize(serializer)
 }
 
 /// Use of a `/dev/shm`.

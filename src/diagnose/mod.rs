@@ -63,15 +63,18 @@ pub use notice::{NoticeRemedy, explain_notice};
 pub use place::CgroupPlace;
 pub use program::{KnownProgram, PlanningProgram, ProgramFinding, ProgramRemedy};
 pub use refusal::{RefusalRemedy, explain_refusal};
-pub use remedy::{LimitRemedy, LimitSetting, OutputPlace, OutputPurpose, WorkerFit, WorkerShare, Workers};
+pub use remedy::{
+    LimitRemedy, LimitSetting, OutputPlace, OutputPurpose, WorkerFit, WorkerSetting, WorkerShare, Workers,
+};
 pub use report::{FullMemory, LargestProcess, ReportFinding, UNKILLABLE, UsageShare};
 use run_events::run_of;
-pub use usage::UsageFinding;
+pub use usage::{LargestHolder, UsageFinding};
 
 /// Maximum number of names that are listed.
 const MAX_LISTED_NAMES: usize = 10;
 
-/// Why a container ended, or why a process of it was killed.
+/// Why a container ended, or why a process of it was killed. As JSON it is without what needs words beside it: `export::words` has the whole
+/// document.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Diagnosis {
     /// The container; `None` for a kill outside containers.
@@ -97,7 +100,6 @@ pub struct Diagnosis {
     /// Unix time of the query.
     pub requested_at: f64,
     /// What happened.
-    #[serde(skip)]
     pub incident: Incident,
     /// Facts beside the cause.
     #[serde(skip)]

@@ -29,13 +29,6 @@ pub enum LimitRemedy {
     LetItsProcessBeKilled,
     /// Let the kernel kill a process in place of a panic.
     NoPanicOnOom,
-    /// Memory was free, and not for this request.
-    FreeMemoryWasNotForIt {
-        /// Free memory.
-        free_bytes: u64,
-        /// All of the host's.
-        host_bytes: u64,
-    },
     /// Read the container's log.
     ReadOutput {
         /// What for.
@@ -187,14 +180,16 @@ pub enum LimitRemedy {
     /// Other senders of SIGKILL.
     FindSender {
         /// It is a run of `memledger run`.
+        #[serde(skip)]
         is_run: bool,
     },
-    /// Where these write their logs.
+    /// The journal has what monitors and the kubelet did at that time.
     ReadJournal {
         /// Unix time of the end.
         #[serde(skip_serializing_if = "Option::is_none")]
         at: Option<f64>,
         /// It is a run of `memledger run`.
+        #[serde(skip)]
         is_run: bool,
     },
     /// SIGABRT is how a program ends itself.
@@ -270,32 +265,41 @@ pub enum WorkerShare {
         /// Share of each.
         each_bytes: u64,
         /// How many fit.
-        #[serde(skip_serializing_if = "Option::is_none")]
+        #[serde(flatten)]
         fit: Option<WorkerFit>,
     },
 }
 
 /// How many workers fit below a limit, a tenth of it kept free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(tag = "fit", rename_all = "snake_case")]
 pub enum WorkerFit {
     /// All, by the last sample.
     All,
     /// Less than one for each loader.
     TooFew {
         /// So many.
-        processes: u32,
+        fitting_processes: u32,
         /// What the others of the container held.
         others_bytes: u64,
     },
     /// So many.
     Some {
         /// So many.
-        processes: u32,
-        /// The number of workers to set, and the number of loaders that each have so many.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        num_workers: Option<(u32, u32)>,
+        fitting_processes: u32,
+        /// The number of workers to set, and of loaders that each have so many.
+        #[serde(flatten)]
+        setting: Option<WorkerSetting>,
     },
+}
+
+/// A number of workers to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct WorkerSetting {
+    /// For each loader.
+    pub fitting_num_workers: u32,
+    /// How many loaders there are: one in each rank.
+    pub loaders: u32,
 }
 
 /// What a log is read for.

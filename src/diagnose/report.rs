@@ -56,6 +56,13 @@ pub enum ReportFinding {
         #[serde(skip_serializing_if = "Option::is_none")]
         free_cma_bytes: Option<u64>,
     },
+    /// Memory was free at a panic, and not for this request.
+    FreeAtPanic {
+        /// Free memory.
+        free_bytes: u64,
+        /// All of the host's.
+        host_bytes: u64,
+    },
     /// The victim had shared memory, which its end does not free.
     VictimSharedMemory {
         /// The resident part.

@@ -61,7 +61,7 @@ pub enum UsageFinding {
         #[serde(skip_serializing_if = "Option::is_none")]
         host_bytes: Option<u64>,
         /// The holders, the largest first.
-        holders: Vec<MemoryHolder>,
+        holders: Vec<LargestHolder>,
     },
     /// Only samples of `memledger serve` show the holders.
     HoldersNotSampled,
@@ -75,6 +75,28 @@ pub enum UsageFinding {
         /// Kubernetes sets it.
         is_of_pod: bool,
     },
+}
+
+/// A holder of the host's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LargestHolder {
+    /// Name of the container, or what is outside containers.
+    pub name: String,
+    /// Memory that the kernel could not reclaim.
+    pub unreclaimable_bytes: u64,
+    /// It is the container that the answer is about.
+    pub is_own: bool,
+}
+
+impl LargestHolder {
+    /// Returns a holder; `own`: the name of the container that the answer is about.
+    pub(super) fn of(holder: &MemoryHolder, own: &str) -> Self {
+        Self {
+            name: holder.name.to_string(),
+            unreclaimable_bytes: holder.unreclaimable_bytes,
+            is_own: !own.is_empty() && &*holder.name == own,
+        }
+    }
 }
 
 /// Returns the newest sample before an event.

@@ -11,6 +11,7 @@ use super::place::CgroupPlace;
 use super::{
     Diagnosis, RunSummary, advice, container_log, cuda_oom, ended_it, last_sample, program, report, signal_of,
 };
+use crate::discover::RuntimeKind;
 use crate::events::{Evidence, Exit, ExitReason, Kill, KillOwner, Method, OomScope, Role, Victim};
 use crate::ledger::run::{SIGKILL_STATUS, is_crash_status};
 use crate::lifecycle::timing::{GROUP_WINDOW, RECORD_DELAY};
@@ -115,7 +116,7 @@ pub(super) fn outside_containers<'a>(run: &RunSummary<'a>, kill: &'a Kill, now: 
     let limit = CgroupPlace::of_limit(&kill.limit_cgroup);
     let owner = outside_owner(kill, run, &limit);
     let exhausted =
-        of_kill(kill).unwrap_or_else(|| reached(LimitOwner::Place(limit), kill.limit_bytes, kill));
+        of_kill(kill).unwrap_or_else(|| reached(LimitOwner::Place { place: limit }, kill.limit_bytes, kill));
     let incident = Incident::OutsideKill(Box::new(OutsideKill { kill: kill.clone(), exhausted, owner }));
     Diagnosis {
         at: Some(kill.at).filter(|_| run.log_time.is_none()),
@@ -207,7 +208,7 @@ pub(super) fn without_kill<'a>(run: &RunSummary<'a>, kill: &'a Kill, no_kill: No
         }
         OomScope::Container => {
             let place = CgroupPlace::of_limit_of(&kill.limit_cgroup, run.subject);
-            reached(LimitOwner::Place(place), kill.limit_bytes, kill)
+            reached(LimitOwner::Place { place }, kill.limit_bytes, kill)
         }
     };
     let cause = match no_kill {
@@ -298,7 +299,7 @@ fn nodes_of(kill: &Kill) -> Option<&str> {
 /// Returns what memory of the host ran out.
 fn of_host(kill: &Kill) -> Exhausted {
     match (nodes_of(kill), report::free_but_unusable(kill)) {
-        (Some(nodes), _) => Exhausted::Nodes(nodes.to_owned()),
+        (Some(nodes), _) => Exhausted::Nodes { nodes: nodes.to_owned() },
         (None, Some(free_bytes)) => Exhausted::Unusable { free_bytes },
         (None, None) => Exhausted::Host,
     }
@@ -313,23 +314,23 @@ fn of_kill(kill: &Kill) -> Option<Exhausted> {
     }
 }
 
-fn reached(of: LimitOwner, bytes: Option<u64>, kill: &Kill) -> Exhausted {
+fn reached(of: LimitOwner, limit_bytes: Option<u64>, kill: &Kill) -> Exhausted {
     let with_swap = kill.report.as_ref().is_some_and(|report| report.with_swap);
-    Exhausted::Limit { of, bytes, with_swap }
+    Exhausted::Limit { of, limit_bytes, with_swap }
 }
 
 /// Returns whose limit a kill in a container hit.
 fn limit_owner(kill: &Kill, run: &RunSummary<'_>, position: LimitPosition) -> LimitOwner {
     match position {
         LimitPosition::Own => LimitOwner::Container,
-        LimitPosition::Inside => LimitOwner::Inside(inside(kill, run.subject).to_owned()),
+        LimitPosition::Inside => LimitOwner::Inside { cgroup: inside(kill, run.subject).to_owned() },
         LimitPosition::Above if kill.limit_cgroup.is_empty() => LimitOwner::Above,
         LimitPosition::Above => match CgroupPlace::of_limit_of(&kill.limit_cgroup, run.subject) {
             place
             @ (CgroupPlace::AllPods { .. } | CgroupPlace::Pod { .. } | CgroupPlace::NamedPod { .. }) => {
-                LimitOwner::Place(place)
+                LimitOwner::Place { place }
             }
-            place => LimitOwner::AboveIt(place),
+            place => LimitOwner::PlaceAbove { place },
         },
         LimitPosition::Unnamed => LimitOwner::Unnamed,
     }
@@ -412,9 +413,9 @@ fn exit_incident(exit: &Exit, why: ExitWhy) -> ExitIncident {
 
 fn exit_cause(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, ExitWhy) {
     use Confidence::{Certain, Likely, Unsure};
-    let by_cuda_oom = || {
-        let (cause, confidence, incident) = cuda_oom::verdict(exit, run);
-        (cause, confidence, ExitWhy::CudaOom(incident))
+    let by_cuda_oom = || match cuda_oom::of_exit(exit, run) {
+        Some((cause, confidence, incident)) => (cause, confidence, ExitWhy::CudaOom(incident)),
+        None => (Cause::CudaOom, Likely, ExitWhy::LostCudaOom),
     };
     match exit.reason {
         _ if run.has_logged_cuda_oom() => by_cuda_oom(),
@@ -467,11 +468,11 @@ fn stopped(exit: &Exit) -> (Cause, Confidence, ExitWhy) {
 
 fn killed(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, ExitWhy) {
     if let Some(kill) = run.unattributed_kills.first() {
-        let why = ExitWhy::PossibleKill(Box::new((*kill).clone()));
+        let why = ExitWhy::PossibleKill { kill: Box::new((*kill).clone()) };
         return (Cause::Unknown, Confidence::Unsure, why);
     }
     if !exit.kernel_log_read {
-        let why = ExitWhy::KilledLogUnread(stop_requests(exit));
+        let why = ExitWhy::KilledLogUnread { requests: stop_requests(exit) };
         return (Cause::KilledOutside, Confidence::Likely, why);
     }
     let is_flagged = exit.runtime_oom_flag == Some(true);
@@ -503,10 +504,12 @@ fn by_signal(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, ExitWhy) 
 
 /// Returns what is known of requests to stop that explain an exit: none does.
 fn stop_requests(exit: &Exit) -> StopRequests {
-    match exit.stop_signals.is_empty() {
-        false => StopRequests::NoneExplains,
-        true if exit.requests_known => StopRequests::None,
-        true => StopRequests::Unknown(exit.subject.runtime),
+    match exit.subject.runtime {
+        _ if !exit.stop_signals.is_empty() => StopRequests::NoneExplains,
+        _ if exit.requests_known => StopRequests::None,
+        RuntimeKind::Cri => StopRequests::UnknownOfPod,
+        RuntimeKind::Podman => StopRequests::UnknownOfPodman,
+        _ => StopRequests::Unknown,
     }
 }
 
@@ -516,7 +519,7 @@ fn by_error(exit: &Exit, run: &RunSummary<'_>) -> (Cause, Confidence, ExitWhy) {
         return (Cause::ShmFull, Likely, ExitWhy::ShmError(shm));
     }
     if let Some(kill) = run.unattributed_kills.first() {
-        return (Cause::ErrorExit, Unsure, ExitWhy::PossibleKillOfChild(Box::new((*kill).clone())));
+        return (Cause::ErrorExit, Unsure, ExitWhy::PossibleKillOfChild { kill: Box::new((*kill).clone()) });
     }
     let counted = exit.runtime_oom_flag.filter(|_| exit.subject.is_run());
     if counted == Some(true) && run.kills.is_empty() {

@@ -14,7 +14,6 @@ use crate::events::ContainerRef;
 use crate::export::words::screen::render;
 use crate::export::words::{self, WhyDocument};
 
-/// What an answer without an event is based on.
 /// Responds with the diagnosis; 404 if no event is recorded for the name and no such container runs.
 pub async fn route(
     State(shared): State<Arc<HttpState>>,
@@ -24,7 +23,7 @@ pub async fn route(
     respond(shared, Some(name), headers).await
 }
 
-/// Responds with the diagnosis on the newest OOM kill or abnormal exit of any container; 404 if there is none.
+/// Responds with the diagnosis of the newest OOM kill or abnormal exit of any container; 404 if there is none.
 pub async fn last(State(shared): State<Arc<HttpState>>, headers: HeaderMap) -> Result<Response, Response> {
     respond(shared, None, headers).await
 }

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use serde::Serialize;
 use serde_json::Value;
 
 use super::container_id;
@@ -17,7 +18,8 @@ const MAX_NOTICES: usize = 200;
 const ID: usize = 64;
 
 /// Who reported a kill.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum NoticeSource {
     /// systemd, of one of its units.
     #[default]
@@ -52,41 +54,57 @@ impl NoticeSource {
 }
 
 /// A kill as a program reports it. Texts are empty where it does not say.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct KillNotice {
     /// Who says so.
     pub source: NoticeSource,
     /// The time as the text has it.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub time: String,
     /// The unit of systemd.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub unit: String,
     /// The cgroup.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub cgroup: String,
     /// The container's id.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub container_id: String,
     /// The container's name in its pod.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub container: String,
     /// The pod, and its namespace.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub pod: String,
     /// See `pod`.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub namespace: String,
     /// The node of the cluster.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub node: String,
     /// The process.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub process: String,
     /// Its pid.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// Its resident memory, as the text has it.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub resident: String,
     /// The peak of its unit, as the text has it.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub peak: String,
     /// How often its pod was restarted.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub restarts: String,
     /// The memory limit, as the text has it.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub limit: String,
     /// The exit code.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i64>,
     /// Why a monitor killed, as it says.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
 

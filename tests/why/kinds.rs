@@ -1,12 +1,27 @@
-//! The facts and remedies of `why --json`: docs/why-json.md lists them as their types in `src/diagnose` have them.
+//! The data of `why --json`: docs/why-json.md lists its kinds as their types have them, and documents have no other fields.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use memledger::diagnose::{Cause, explain};
+use memledger::export::words::WhyDocument;
+use serde_json::Value;
+
+use super::{NOW, cases};
 use crate::support::golden;
 
-/// A field of a kind, or a variant of an enum.
+const DOCUMENT: &str = "docs/why-json.md";
+/// The tables: title, column of the kind, and the enum, or the tag of several enums.
+const TABLES: [(&str, &str, Option<&str>); 5] = [
+    ("Causes", "cause", Some("Cause")),
+    ("Incidents", "type", Some("Incident")),
+    ("Ends", "why", Some("ExitWhy")),
+    ("Facts", "finding", None),
+    ("Remedies", "remedy", None),
+];
+
+/// A field of a type, or a variant of an enum.
+#[derive(Clone)]
 struct Part {
     name: String,
     kind: String,
@@ -15,12 +30,23 @@ struct Part {
     fields: Vec<Part>,
 }
 
-/// A struct or an enum of `src/diagnose`.
-#[derive(Default)]
+/// A struct or an enum.
+#[derive(Clone, Default)]
 struct Type {
-    /// `finding` or `remedy`, if its variants are kinds of these.
-    tag: Option<&'static str>,
+    is_enum: bool,
+    /// Its variants are written as documented here.
+    is_snake: bool,
+    /// The field that has the variant.
+    tag: Option<String>,
     parts: Vec<Part>,
+}
+
+impl Type {
+    /// Returns the names of the variants of an enum; `None` for a struct.
+    fn variants(&self) -> Option<String> {
+        let names: Vec<String> = self.parts.iter().map(|it| format!("`{}`", snake(&it.name))).collect();
+        (self.is_enum && self.is_snake).then(|| names.join(", "))
+    }
 }
 
 fn snake(name: &str) -> String {
@@ -37,114 +63,184 @@ fn snake(name: &str) -> String {
 /// Returns the types of a file, by rustfmt's layout.
 fn types(text: &str) -> BTreeMap<String, Type> {
     let mut found = BTreeMap::new();
-    let (mut name, mut current, mut tag) = (None, Type::default(), None);
-    let (mut meaning, mut is_skipped, mut is_flattened) = (String::new(), false, false);
-    for line in text.split("#[cfg(test)]").next().unwrap().lines() {
+    let mut open: Option<(String, Type)> = None;
+    let (mut tag, mut meaning, mut attributes) = (None, String::new(), String::new());
+    for line in text.split("#[cfg(test)]\nmod tests").next().unwrap().lines() {
         let (indent, line) = (line.len() - line.trim_start().len(), line.trim());
         if let Some(comment) = line.strip_prefix("/// ") {
             meaning = [meaning.as_str(), comment].join(" ").trim().to_owned();
             continue;
         }
         if line.starts_with("#[") {
-            is_skipped |= line.contains("serde(skip)");
-            is_flattened |= line.contains("flatten");
-            tag = ["finding", "remedy"]
-                .into_iter()
-                .find(|tag| line.contains(&format!("tag = \"{tag}\"")))
-                .or(tag);
+            attributes.push_str(line);
+            let given = line.split_once("tag = \"").and_then(|(_, rest)| rest.split('"').next());
+            tag = given.map(str::to_owned).or(tag);
             continue;
         }
         let declared = ["pub enum ", "pub struct "].iter().find_map(|kind| line.strip_prefix(kind));
-        if let (0, Some(declared)) = (indent, declared) {
-            name = Some(declared.split([' ', '<', '(']).next().unwrap().to_owned());
-            current.tag = tag.take();
-        } else if let (0, "}", Some(done)) = (indent, line, name.take_if(|_| indent == 0 && line == "}")) {
-            found.insert(done, std::mem::take(&mut current));
-        } else if name.is_some() && indent >= 4 && line != "}," {
-            let (head, rest) = line.split_once(": ").unwrap_or((line, ""));
-            let part = Part {
-                name: head.trim_start_matches("pub ").trim_end_matches([',', '{', ' ']).to_owned(),
-                kind: rest.trim_end_matches(',').to_owned(),
-                meaning: meaning.clone(),
-                is_flattened,
-                fields: vec![],
-            };
-            match current.parts.last_mut() {
-                _ if is_skipped => {}
-                Some(variant) if indent > 4 => variant.fields.push(part),
-                _ => current.parts.push(part),
+        match (&mut open, declared) {
+            (None, Some(declared)) if indent == 0 => {
+                let name = declared.split([' ', '<', '(', ';']).next().unwrap().to_owned();
+                let is_enum = line.starts_with("pub enum");
+                let is_snake = attributes.contains(r#"rename_all = "snake_case""#);
+                let declared = Type { is_enum, is_snake, tag: tag.take(), parts: vec![] };
+                open = line.ends_with('{').then_some((name, declared));
             }
+            (Some(_), _) if indent == 0 && line == "}" => found.extend(open.take()),
+            (Some((_, current)), _) if line != "}," && !line.is_empty() => {
+                let (head, rest) = line.split_once(": ").unwrap_or((line, ""));
+                let head = head.trim_start_matches("pub ").trim_end_matches([',', '{', ' ']);
+                let (name, inner) = head.split_once('(').unwrap_or((head, ""));
+                let kind = if inner.is_empty() { rest } else { inner.trim_end_matches(')') };
+                let part = Part {
+                    name: name.to_owned(),
+                    kind: bare(kind),
+                    meaning: meaning.clone(),
+                    is_flattened: attributes.contains("flatten"),
+                    fields: vec![],
+                };
+                match current.parts.last_mut() {
+                    _ if attributes.contains("serde(skip)") => {}
+                    Some(variant) if indent > 4 => variant.fields.push(part),
+                    _ => current.parts.push(part),
+                }
+            }
+            _ => {}
         }
-        (meaning, is_skipped, is_flattened) = (String::new(), false, false);
+        (meaning, attributes) = (String::new(), String::new());
         tag = if line.is_empty() { None } else { tag };
     }
     found
 }
 
-/// Returns the names of the fields of a kind, with those of flattened types, and the values of those with a few.
-fn fields(parts: &[Part], all: &BTreeMap<String, Type>) -> Vec<String> {
-    let mut out = vec![];
+/// Returns the type within `Option`, `Vec` and `Box`.
+fn bare(kind: &str) -> String {
+    let name = kind.trim_end_matches(',').trim_end_matches('>');
+    name.rsplit('<').next().unwrap().rsplit("::").next().unwrap().to_owned()
+}
+
+/// Returns the fields of a variant, or of the type in it.
+fn fields_of(variant: &Part, all: &BTreeMap<String, Type>) -> Vec<(String, String)> {
+    let inner = all.get(&variant.kind).filter(|_| !variant.kind.is_empty());
+    fields(inner.map_or(&variant.fields, |inner| &inner.parts), all)
+}
+
+/// Returns the names of fields with those of flattened types, and the values of those that have some.
+fn fields(parts: &[Part], all: &BTreeMap<String, Type>) -> Vec<(String, String)> {
+    let mut out: Vec<(String, String)> = vec![];
     for part in parts {
-        let kind = part.kind.trim_start_matches("Option<").trim_end_matches('>');
-        let known = all.get(kind);
-        let has_values = known.is_some_and(|known| {
-            known.tag.is_none() && known.parts.iter().all(|it| it.kind.is_empty() && it.fields.is_empty())
-        });
+        let known = all.get(&part.kind);
+        let values = known.and_then(Type::variants).map_or_else(String::new, |values| format!(" ({values})"));
         match known {
-            Some(known) if part.is_flattened && known.parts.iter().any(|it| !it.fields.is_empty()) => {
-                let names: BTreeSet<String> =
-                    known.parts.iter().flat_map(|variant| fields(&variant.fields, all)).collect();
-                out.extend(names);
+            Some(known) if part.is_flattened && known.is_enum => {
+                let tag = known.tag.as_ref().expect("a flattened enum has a tag");
+                out.push((
+                    tag.clone(),
+                    if tag == "why" { " (see [ends](#ends))".to_owned() } else { values },
+                ));
+                out.extend(known.parts.iter().flat_map(|variant| fields_of(variant, all)));
             }
             Some(known) if part.is_flattened => out.extend(fields(&known.parts, all)),
-            Some(known) if has_values => {
-                let values: Vec<String> =
-                    known.parts.iter().map(|it| format!("`{}`", snake(&it.name))).collect();
-                out.push(format!("`{}` ({})", part.name, values.join(", ")));
+            Some(Type { is_enum: true, tag: Some(tag), .. }) => {
+                out.push((part.name.clone(), format!(" with `{tag}`{values}")));
             }
-            _ => out.push(format!("`{}`", part.name)),
+            _ => out.push((part.name.clone(), values)),
         }
     }
+    let mut seen = BTreeSet::new();
+    out.retain(|(name, _)| seen.insert(name.clone()));
     out
 }
 
-fn sources(dir: &Path) -> Vec<PathBuf> {
-    let mut files: Vec<PathBuf> =
-        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
-    files
+fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        match entry.path() {
+            path if path.is_dir() => sources(&path, out),
+            path if path.extension().is_some_and(|extension| extension == "rs") => out.push(path),
+            _ => {}
+        }
+    }
+}
+
+fn all_types() -> BTreeMap<String, Type> {
+    let mut files = vec![];
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    files.iter().flat_map(|file| types(&std::fs::read_to_string(file).unwrap())).collect()
+}
+
+/// Returns the variants of a table.
+fn kinds(all: &BTreeMap<String, Type>, column: &str, of: Option<&str>) -> Vec<Part> {
+    match of {
+        Some(name) => all[name].parts.clone(),
+        None => {
+            let is_its = |it: &&Type| it.tag.as_deref() == Some(column);
+            let mut kinds: Vec<Part> = all.values().filter(is_its).flat_map(|it| it.parts.clone()).collect();
+            kinds.sort_by_key(|kind| snake(&kind.name));
+            kinds
+        }
+    }
 }
 
 #[test]
-fn documented_facts_and_remedies_are_those_of_the_program() {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut all = BTreeMap::new();
-    for file in sources(&src.join("diagnose")) {
-        all.extend(types(&std::fs::read_to_string(file).unwrap()));
-    }
-    let causes = all["Cause"].parts.iter().map(|it| format!("| `{}` | {} |", snake(&it.name), it.meaning));
-    let causes: Vec<String> = causes.collect();
-    assert_eq!(causes.len(), memledger::diagnose::Cause::ALL.len());
-    let mut tables = format!("\n## Causes\n\n| `cause` | meaning |\n| --- | --- |\n{}\n", causes.join("\n"));
-    for (tag, title) in [("finding", "Facts"), ("remedy", "Remedies")] {
-        let mut kinds = BTreeMap::new();
-        for variant in all.values().filter(|it| it.tag == Some(tag)).flat_map(|it| &it.parts) {
-            let kind = snake(&variant.name);
-            let row =
-                format!("| `{kind}` | {} | {} |", variant.meaning, fields(&variant.fields, &all).join(", "));
-            assert_eq!(kinds.insert(kind.clone(), row), None, "two kinds are called {kind}");
+fn documented_kinds_are_those_of_the_program() {
+    let all = all_types();
+    let mut tables = String::new();
+    for (title, column, of) in TABLES {
+        let kinds = kinds(&all, column, of);
+        let names: BTreeSet<String> = kinds.iter().map(|kind| snake(&kind.name)).collect();
+        assert_eq!(names.len(), kinds.len(), "two kinds of {column} have one name");
+        assert!(kinds.len() > 10, "only {} kinds of {column}: the check does not work", kinds.len());
+        let has_fields = column != "cause";
+        let columns =
+            if has_fields { " meaning | fields |\n| --- | --- | --- |" } else { " meaning |\n| --- | --- |" };
+        tables.push_str(&format!("\n## {title}\n\n| `{column}` |{columns}\n"));
+        for kind in &kinds {
+            let fields = fields_of(kind, &all).into_iter().map(|(name, values)| format!("`{name}`{values}"));
+            let fields = fields.collect::<Vec<_>>().join(", ");
+            let fields = if has_fields { format!(" {fields} |") } else { String::new() };
+            tables.push_str(&format!("| `{}` | {} |{fields}\n", snake(&kind.name), kind.meaning));
         }
-        assert!(kinds.len() > 30, "only {} kinds of {tag}: the check does not work", kinds.len());
-        let rows: Vec<String> = kinds.into_values().collect();
-        let _ = writeln!(
-            tables,
-            "\n## {title}\n\n| `{tag}` | meaning | fields |\n| --- | --- | --- |\n{}",
-            rows.join("\n")
-        );
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/why-json.md");
-    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(kinds(&all, "cause", Some("Cause")).len(), Cause::ALL.len());
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(DOCUMENT)).unwrap();
     let (begin, _) = text.split_once("\n## Causes\n").unwrap_or((&text, ""));
-    golden("docs/why-json.md", &format!("{}\n{tables}", begin.trim_end()));
+    golden(DOCUMENT, &format!("{}\n{tables}", begin.trim_end()));
+}
+
+#[test]
+fn documents_have_the_documented_fields() {
+    let all = all_types();
+    let rows: BTreeMap<&str, BTreeMap<String, BTreeSet<String>>> = TABLES
+        .iter()
+        .map(|(_, column, of)| {
+            let row = |kind: &Part| {
+                let names = fields_of(kind, &all).into_iter().map(|(name, _)| name);
+                (snake(&kind.name), names.collect::<BTreeSet<String>>())
+            };
+            (*column, kinds(&all, column, *of).iter().map(row).collect())
+        })
+        .collect();
+    let check = |case: &str, column: &str, value: &Value| {
+        let kind = value[column].as_str().unwrap_or_else(|| panic!("{case}: no {column} in {value}"));
+        let row =
+            rows[column].get(kind).unwrap_or_else(|| panic!("{case}: {column} {kind} is not documented"));
+        for (key, value) in value.as_object().unwrap() {
+            let is_known = row.contains(key) || [column, "text"].contains(&key.as_str());
+            assert!(is_known && !value.is_null(), "{case}: {column} {kind} has {key}: {value}");
+        }
+        kind.to_owned()
+    };
+    let mut seen = BTreeSet::new();
+    for case in cases::all() {
+        let diagnosis = explain(&case.events, NOW).expect("a diagnosis");
+        let document: Value = serde_json::from_str(&WhyDocument::of(&diagnosis).to_json().unwrap()).unwrap();
+        seen.insert(check(case.name, "type", &document["incident"]));
+        for (list, column) in [("findings", "finding"), ("remedies", "remedy")] {
+            for item in document[list].as_array().expect("a list") {
+                assert!(item["text"].as_str().is_some_and(|text| text.contains(' ')), "{item}");
+                seen.insert(check(case.name, column, item));
+            }
+        }
+    }
+    assert!(seen.len() > 40, "only {} kinds were seen: {seen:?}", seen.len());
 }

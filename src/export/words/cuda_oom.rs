@@ -12,11 +12,7 @@ const MAX_HOLDERS: usize = 4;
 
 /// Returns the sentence on an end by such an error; `ended` is its begin.
 pub(super) fn exit_clause(ended: &str, incident: &CudaOomIncident, noun: Noun) -> String {
-    let Some(error) = &incident.error else {
-        return format!(
-            "{ended} after a CUDA out-of-memory error, whose event is not in the ledger (any more)."
-        );
-    };
+    let error = &incident.error;
     let before = match incident.seconds {
         seconds if seconds < 1.0 => "right after".to_owned(),
         seconds => format!("{} after", lasted(seconds)),
@@ -27,7 +23,7 @@ pub(super) fn exit_clause(ended: &str, incident: &CudaOomIncident, noun: Noun) -
 
 /// Returns the sentences on a run that goes on after such an error.
 pub(super) fn survived(incident: &CudaOomIncident, noun: Noun) -> String {
-    let Some(error) = &incident.error else { return String::new() };
+    let error = &incident.error;
     format!(
         "At {} a program of {} ran out of GPU memory: {}.{} No end of {} is recorded.",
         time(error.at),

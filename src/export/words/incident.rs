@@ -7,7 +7,6 @@ use crate::diagnose::{
     CgroupPlace, Diagnosis, Exhausted, ExitIncident, ExitWhy, Incident, KillIncident, KillOutcome,
     LimitOwner, OutsideKill, OutsideOwner, ShmUse, StopRequests,
 };
-use crate::discover::RuntimeKind;
 use crate::events::{Kill, KillOwner, Method, Role};
 use crate::parse::kernel_log::NoKill;
 use crate::text::{bytes, lasted};
@@ -64,10 +63,10 @@ pub(super) fn what(diagnosis: &Diagnosis, noun: Noun) -> String {
                  noticing, as happens while containerd or a shim is restarted, or {runtime} runs elsewhere, as in a virtual machine."
             )
         }
-        Incident::RuntimeUnreachable { has_processes } => {
-            let known = match has_processes {
-                Some(_) => "Its cgroup has no process: it has most likely ended.",
-                None => "Whether it still runs is not known: its cgroup is gone, or cannot be read.",
+        Incident::RuntimeUnreachable { is_empty } => {
+            let known = match is_empty {
+                true => "Its cgroup has no process: it has most likely ended.",
+                false => "Whether it still runs is not known: its cgroup is gone, or cannot be read.",
             };
             format!(
                 "{called} was running when {runtime} could be queried last, and no OOM kill of it is known. {known} Its exit code, and whether \
@@ -164,7 +163,7 @@ fn killed_outside(OutsideKill { kill, exhausted, owner }: &OutsideKill, diagnosi
 fn because(exhausted: &Exhausted, machine: &str, noun: Noun) -> String {
     match exhausted {
         Exhausted::Requested => "that was requested by sysrq".to_owned(),
-        Exhausted::Nodes(nodes) => format!(
+        Exhausted::Nodes { nodes } => format!(
             "the memory of the NUMA nodes to which a cpuset or a memory policy restricts it ({}) ran out",
             name(nodes)
         ),
@@ -173,7 +172,7 @@ fn because(exhausted: &Exhausted, machine: &str, noun: Noun) -> String {
             bytes(*free_bytes)
         ),
         Exhausted::Host => format!("{machine} ran out of memory"),
-        Exhausted::Limit { of, bytes: limit, with_swap } => reached(of, *limit, *with_swap, noun),
+        Exhausted::Limit { of, limit_bytes, with_swap } => reached(of, *limit_bytes, *with_swap, noun),
         Exhausted::Unnamed => "memory ran out".to_owned(),
     }
 }
@@ -182,16 +181,16 @@ fn because(exhausted: &Exhausted, machine: &str, noun: Noun) -> String {
 fn reached(of: &LimitOwner, limit: Option<u64>, with_swap: bool, noun: Noun) -> String {
     let (who, its) = match of {
         LimitOwner::Container => (noun.the().to_owned(), "its"),
-        LimitOwner::Inside(cgroup) => (format!("the cgroup {} inside it", path(cgroup)), "its"),
+        LimitOwner::Inside { cgroup } => (format!("the cgroup {} inside it", path(cgroup)), "its"),
         LimitOwner::Above => (format!("a cgroup above {}", noun.the()), "its"),
         LimitOwner::Unnamed => (format!("a cgroup (most likely {}'s own)", noun.the()), "its"),
-        LimitOwner::AboveIt(place) => (format!("{} above it", place_noun(place)), "its"),
-        LimitOwner::Place(place @ (CgroupPlace::AllPods { .. } | CgroupPlace::NamedPod { .. })) => {
+        LimitOwner::PlaceAbove { place } => (format!("{} above it", place_noun(place)), "its"),
+        LimitOwner::Place { place: place @ (CgroupPlace::AllPods { .. } | CgroupPlace::NamedPod { .. }) } => {
             let size = limit.map_or_else(String::new, |limit| format!(", {},", bytes(limit)));
             return format!("{}{size} was reached", place_noun(place));
         }
-        LimitOwner::Place(place @ CgroupPlace::User { .. }) => (place_noun(place), "their"),
-        LimitOwner::Place(place) => (place_noun(place), "its"),
+        LimitOwner::Place { place: place @ CgroupPlace::User { .. } } => (place_noun(place), "their"),
+        LimitOwner::Place { place } => (place_noun(place), "its"),
     };
     let limit = limit.map_or_else(String::new, |limit| format!(" of {}", bytes(limit)));
     let kind = if with_swap { "limit of memory and swap together" } else { "memory limit" };
@@ -277,6 +276,9 @@ pub(super) fn exit(incident: &ExitIncident, noun: Noun) -> String {
     let ended = format!("At {} {the} ended{}{lived}", time(*at), with_code(*exit_code));
     match why {
         ExitWhy::CudaOom(incident) => cuda_oom::exit_clause(&ended, incident, noun),
+        ExitWhy::LostCudaOom => {
+            format!("{ended} after a CUDA out-of-memory error, whose event is not in the ledger (any more).")
+        }
         ExitWhy::LostKillAtLimit => lost_kill(&ended, "a memory limit was reached"),
         ExitWhy::LostKillOfHost => lost_kill(&ended, "the machine ran out of memory"),
         ExitWhy::Completed { by_itself: true } => {
@@ -296,11 +298,11 @@ pub(super) fn exit(incident: &ExitIncident, noun: Noun) -> String {
         ExitWhy::StopRequestUnknown => {
             format!("{ended} on a stop request to {runtime}; the signal is not known.")
         }
-        ExitWhy::PossibleKill(kill) => format!(
+        ExitWhy::PossibleKill { kill } => format!(
             "{ended}, the status after SIGKILL. At that time the kernel's OOM killer killed {} of an unknown container: it may have been this one.",
             process(kill)
         ),
-        ExitWhy::KilledLogUnread(requests) => format!(
+        ExitWhy::KilledLogUnread { requests } => format!(
             "{ended}, the status after SIGKILL, and {}. The kernel log could not be read then, so an OOM kill is unlikely but possible: no counter \
              that could be read showed one.",
             stop_requests(*requests, noun)
@@ -331,7 +333,7 @@ pub(super) fn exit(incident: &ExitIncident, noun: Noun) -> String {
              prove it.",
             of_shm(shm)
         ),
-        ExitWhy::PossibleKillOfChild(kill) => format!(
+        ExitWhy::PossibleKillOfChild { kill } => format!(
             "{ended}. At that time the kernel's OOM killer killed {} of an unknown container: if it was a child of this one, that is the cause; \
              else it was its own error.",
             process(kill)
@@ -395,13 +397,13 @@ pub(super) fn stop_requests(requests: StopRequests, noun: Noun) -> String {
     match requests {
         StopRequests::NoneExplains => "no stop request shortly before explains it".to_owned(),
         StopRequests::None => format!("there was no stop request to {}", noun.runtime()),
-        StopRequests::Unknown(RuntimeKind::Cri) => {
+        StopRequests::UnknownOfPod => {
             "whether it was told to stop is not known: pods report no stop requests, as of a deletion"
                 .to_owned()
         }
-        StopRequests::Unknown(RuntimeKind::Podman) => {
+        StopRequests::UnknownOfPodman => {
             "whether it was told to stop is not known: Podman reports no stop requests".to_owned()
         }
-        StopRequests::Unknown(_) => "whether it was told to stop is not known".to_owned(),
+        StopRequests::Unknown => "whether it was told to stop is not known".to_owned(),
     }
 }

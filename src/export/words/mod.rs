@@ -1,5 +1,5 @@
-//! The words of `memledger why`: a diagnosis in English. All that is decided about it is decided before: here are sentences, their
-//! nouns, and singular and plural.
+//! The words of `memledger why`: a diagnosis in English. What happened and what to try is decided before: here are sentences, their nouns,
+//! singular and plural, and which figures a sentence has.
 
 mod answer;
 mod coverage;
@@ -108,7 +108,7 @@ fn of_finding(finding: &Finding, diagnosis: &Diagnosis) -> String {
     match finding {
         Finding::Run(finding) => run::finding(finding, diagnosis, noun),
         Finding::Report(finding) => report::report(finding),
-        Finding::Usage(finding) => usage::finding(finding, diagnosis, noun),
+        Finding::Usage(finding) => usage::finding(finding, noun),
         Finding::CudaOom(finding) => cuda_oom::finding(finding),
         Finding::Log(finding) => log_error::finding(finding, noun),
         Finding::Program(finding) => program::finding(finding),

@@ -5,8 +5,8 @@ use super::program::fewer_workers as fewer_of_program;
 use super::terms::{name, path, roles, time};
 use super::{Noun, limit};
 use crate::diagnose::{
-    LimitRemedy, LimitSetter, LimitSetting, OutputPlace, OutputPurpose, PasteRemedy, WorkerFit, WorkerShare,
-    Workers,
+    LimitRemedy, LimitSetter, LimitSetting, OutputPlace, OutputPurpose, PasteRemedy, WorkerFit,
+    WorkerSetting, WorkerShare, Workers,
 };
 use crate::events::{PssMissing, Role};
 use crate::text::bytes;
@@ -32,14 +32,6 @@ pub(super) fn remedy(remedy: &LimitRemedy, noun: Noun) -> String {
         LimitRemedy::NoPanicOnOom => {
             "vm.panic_on_oom=0 lets the kernel kill a process in place of the machine; with 1 it panics unless the request was restricted to some \
              NUMA nodes or a cgroup, with 2 (compulsory) always."
-        }
-        LimitRemedy::FreeMemoryWasNotForIt { free_bytes, host_bytes } => {
-            return format!(
-                "{} of {} were free, and not for this request: often because a program is restricted to NUMA nodes (numactl --membind, a cpuset), \
-                 else because it was for a certain zone or for contiguous pages.",
-                bytes(*free_bytes),
-                bytes(*host_bytes)
-            );
         }
         LimitRemedy::ReadOutput { purpose, output } => return read_output(*purpose, output),
         LimitRemedy::SearchKernelLog => {
@@ -322,7 +314,7 @@ fn fitting(fit: WorkerFit, role: Role) -> String {
             " By the last sample all of them fit: they grew after it, so how many fit is not known."
                 .to_owned()
         }
-        WorkerFit::TooFew { processes, others_bytes } => {
+        WorkerFit::TooFew { fitting_processes: processes, others_bytes } => {
             let few = match processes {
                 0 => "Not one fits".to_owned(),
                 fit => format!("Only {fit} of them fit"),
@@ -333,13 +325,14 @@ fn fitting(fit: WorkerFit, role: Role) -> String {
                 bytes(others_bytes)
             )
         }
-        WorkerFit::Some { processes, num_workers } => {
-            let setting = match num_workers {
-                Some((each, loaders @ 2..)) => format!(": NUM_WORKERS={each} for each of {loaders} loaders"),
-                Some((each, _)) => format!(": NUM_WORKERS={each}"),
-                None => String::new(),
-            };
-            format!(" With a tenth of the limit kept free {processes} fit{setting}.")
+        WorkerFit::Some { fitting_processes, setting } => {
+            let setting = setting.map_or_else(String::new, |setting| {
+                let WorkerSetting { fitting_num_workers, loaders } = setting;
+                let each =
+                    if loaders > 1 { format!(" for each of {loaders} loaders") } else { String::new() };
+                format!(": NUM_WORKERS={fitting_num_workers}{each}")
+            });
+            format!(" With a tenth of the limit kept free {fitting_processes} fit{setting}.")
         }
     }
 }

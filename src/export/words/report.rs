@@ -1,4 +1,4 @@
-//! What the kernel's report at a kill proves, with the advice for each.
+//! What is said of the kernel's report at a kill.
 
 use super::terms::{name, roles};
 use crate::diagnose::{FullMemory, LargestProcess, LimitSetter, ReportFinding, UNKILLABLE, UsageShare};
@@ -38,6 +38,12 @@ pub(super) fn report(finding: &ReportFinding) -> String {
                 size(*free_bytes)
             )
         }
+        ReportFinding::FreeAtPanic { free_bytes, host_bytes } => format!(
+            "{} of {} were free, and not for this request: often because a program is restricted to NUMA nodes (numactl --membind, a cpuset), \
+             else because it was for a certain zone or for contiguous pages.",
+            size(*free_bytes),
+            size(*host_bytes)
+        ),
         ReportFinding::VictimSharedMemory { shmem_bytes } => format!(
             "The victim had {} of shared memory resident (files on a tmpfs, memfd), which counts against the limit and stays until it is \
              removed or no process has it open.",

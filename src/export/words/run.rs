@@ -129,7 +129,7 @@ pub(super) fn finding(finding: &RunFinding, diagnosis: &Diagnosis, noun: Noun) -
         RunFinding::LastStartFailed { error } => {
             format!("Its last start failed: {}", start_error::summary(error))
         }
-        RunFinding::LostProcess => {
+        RunFinding::LostProcess { runtime } => {
             format!("{runtime} says that it runs, but its first process does not exist on this host.")
         }
         RunFinding::OnlyLedger => ONLY_LEDGER.to_owned(),

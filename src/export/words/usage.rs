@@ -2,12 +2,11 @@
 
 use super::Noun;
 use super::terms::{name, role_one, roles};
-use crate::diagnose::{Diagnosis, UsageFinding};
-use crate::events::MemoryHolder;
+use crate::diagnose::{LargestHolder, UsageFinding};
 use crate::text::{bytes, lasted};
 
 /// Returns the sentence of a fact.
-pub(super) fn finding(finding: &UsageFinding, diagnosis: &Diagnosis, noun: Noun) -> String {
+pub(super) fn finding(finding: &UsageFinding, noun: Noun) -> String {
     match finding {
         UsageFinding::Grew { from_bytes, to_bytes, seconds } => format!(
             "It grew from {} to {} in {}. If that goes on, a higher limit only delays it.",
@@ -37,10 +36,9 @@ pub(super) fn finding(finding: &UsageFinding, diagnosis: &Diagnosis, noun: Noun)
             num_workers.as_ref().map_or_else(String::new, |value| format!(" (NUM_WORKERS={})", name(value)))
         ),
         UsageFinding::LargestHolders { host_bytes, holders } => {
-            let own = diagnosis.subject.as_ref().map_or("", |subject| &*subject.identity.name);
             let total =
                 host_bytes.map_or_else(String::new, |total| format!(" of the machine's {}", bytes(total)));
-            let list: Vec<_> = holders.iter().map(|holder| held(holder, own)).collect();
+            let list: Vec<_> = holders.iter().map(held).collect();
             format!("Largest holders{total} at the last sample: {}.", list.join(", "))
         }
         UsageFinding::HoldersNotSampled => {
@@ -59,7 +57,7 @@ pub(super) fn finding(finding: &UsageFinding, diagnosis: &Diagnosis, noun: Noun)
     }
 }
 
-fn held(holder: &MemoryHolder, own: &str) -> String {
-    let mark = if !own.is_empty() && &*holder.name == own { " (this one)" } else { "" };
+fn held(holder: &LargestHolder) -> String {
+    let mark = if holder.is_own { " (this one)" } else { "" };
     format!("{}{mark} {}", name(&holder.name), bytes(holder.unreclaimable_bytes))
 }

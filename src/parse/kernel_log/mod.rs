@@ -24,6 +24,8 @@ mod xid;
 #[cfg(test)]
 mod tests;
 
+use serde::Serialize;
+
 use super::{find, number};
 use crate::text::printable;
 pub use report::{KernelHolder, OomReport, ReportProcess, RoleRange};
@@ -61,7 +63,8 @@ pub enum Line {
 }
 
 /// Why an OOM ended without a kill.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum NoKill {
     /// `OOM victim PID (NAME) is already exiting. Skip killing the task`. Silent before 5.9.
     AlreadyExiting,

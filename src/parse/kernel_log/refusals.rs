@@ -1,5 +1,7 @@
 //! What the kernel logs of memory and processes that it refused, or that a task waits for, where it kills nothing.
 
+use serde::Serialize;
+
 use super::digits_before;
 use super::entries::TextEntry;
 use super::text_line::{PrefixedLine, undecorated};
@@ -10,13 +12,15 @@ use crate::text::printable;
 const MAX_REFUSALS: usize = 100;
 
 /// What was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "refusal", rename_all = "snake_case")]
 pub enum RefusalKind {
     /// A process or a thread, by the pids limit of a cgroup.
     Fork,
     /// A mapping larger than what may be committed.
     Overcommit {
         /// Its size; older kernels do not log it.
+        #[serde(skip_serializing_if = "Option::is_none")]
         bytes: Option<u64>,
     },
     /// Contiguous pages: 2^order of them.
@@ -33,19 +37,25 @@ pub enum RefusalKind {
 }
 
 /// A refusal that the kernel logged.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KernelRefusal {
     /// What was refused.
+    #[serde(flatten)]
     pub kind: RefusalKind,
     /// The first time, as the log has it; empty without one.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub stamp: String,
     /// The process; empty where the line does not name it.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub process: String,
     /// Its pid.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// The cgroup; empty where the line does not name it.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub cgroup: String,
     /// The id of the container in the line; empty without one.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub container_id: String,
     /// How often it was logged in a row.
     pub count: u64,
