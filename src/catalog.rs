@@ -398,6 +398,7 @@ catalog! {
         "Pages read again after they were evicted, by kind (anon, file), from workingset_refault of memory.stat; cgroup v2 since Linux 5.9, v1 of new kernels.",
         "Growing quickly, the container needs more memory than it may use: it thrashes.";
     CONTAINER_AT_MEMORY_LIMIT = Gauge Container "memledger_container_at_memory_limit" [] max CONTAINERS,
+        hidden "`ps`, `why` and its alert say it; panels have the counters that it follows from",
         "1 if the container is within 2 % of its own limit and its processes wait for memory, for 10 s; 0 if not; absent without a limit.",
         "It reads again within a second all page cache that is left to it (at least 16 MiB; three quarters of the limit are in use by what the kernel cannot take back), by workingset_refault of memory.stat, or all its tasks wait for 30 % of the time (memory.pressure, cgroup v2). Absent where the kernel has neither.";
     CONTAINER_CPU = Counter Container "memledger_container_cpu_seconds_total" ["mode"] max CONTAINERS * 2, since Container,

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use memledger::clock::Timestamp;
 use memledger::diagnose::{
-    Cause, Confidence, Diagnosis, explain, explain_last, not_found, query_diagnosis, without_events,
+    Cause, Confidence, Diagnosis, add_settings, explain, explain_last, not_found, query_diagnosis,
+    without_events,
 };
 use memledger::discover::RuntimeKind;
 use memledger::events::{
@@ -135,6 +136,39 @@ fn screen(name: &str, verdict: &Diagnosis, most_lines: usize) {
         words::evidence(verdict).iter().all(|piece| all.contains(&*piece.source)) && !all.contains("--all"),
         "{all}"
     );
+}
+
+/// Without a ledger there is no sample: the container that still exists has its settings.
+#[test]
+fn settings_of_the_container_name_its_workers_without_a_ledger() {
+    let workers = |count: u32| RoleRange {
+        role: Role::DataloaderWorker,
+        processes: count,
+        min_rss_bytes: 2 * GIB,
+        max_rss_bytes: 3 * GIB,
+    };
+    let with_workers = |count| {
+        let mut kill = with_report(kill(Victim::Main), |report| {
+            report.processes = vec![row(100, "python3", 30)];
+            report.roles = vec![workers(count)];
+        });
+        kill.before = None;
+        explain(&[killed(kill), ended(exit(ExitReason::OomContainer, 137, 0.0))], NOW).unwrap()
+    };
+    let settings = [("NUM_WORKERS".into(), "2".into())];
+    let advice = |mut diagnosis: Diagnosis| {
+        add_settings(&mut diagnosis, &settings);
+        words::advice(&diagnosis)
+    };
+    let named = advice(with_workers(2));
+    let line = "Fewer NUM_WORKERS (now 2): 2 DataLoader workers had 2.0 GiB to 3.0 GiB resident each (pages that they share are in each).";
+    assert!(named.iter().any(|advice| advice == line) && named.len() <= 4, "{named:?}");
+    assert!(
+        named.iter().any(|advice| advice.starts_with("Or raise") || advice.starts_with("Raise")),
+        "{named:?}"
+    );
+    let none = advice(with_workers(0));
+    assert!(none.iter().all(|advice| !advice.contains("NUM_WORKERS")), "{none:?}");
 }
 
 /// To the person who started a run of `memledger run` it is no container.

@@ -17,8 +17,8 @@ use crate::container_logs::tail::{LoggedError, last_error};
 use crate::diagnose::live::current_usage;
 use crate::diagnose::{
     Cause, Diagnosis, Finding, LogFinding, RunFinding, add_container, add_cuda_error, add_logged_error,
-    add_usage, has_other_name, never_started, not_found, not_started, query_diagnosis, remove_log_advice,
-    runtime_unreachable, without_events, without_process,
+    add_settings, add_usage, has_other_name, never_started, not_found, not_started, query_diagnosis,
+    remove_log_advice, runtime_unreachable, without_events, without_process,
 };
 use crate::discover::ContainerId;
 use crate::discover::history::ExistingContainer;
@@ -123,6 +123,9 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let running = existing.filter(|existing| existing.is_running);
         let usage = running.and_then(|it| current_usage(&config, now, &it.id, it.named.user));
         usage.iter().for_each(|usage| add_usage(&mut diagnosis, usage));
+        let subject = diagnosis.subject.as_ref().map(|subject| subject.container_id.to_string());
+        let own = host.containers.iter().find(|it| Some(it.id.as_str()) == subject.as_deref());
+        own.iter().for_each(|own| add_settings(&mut diagnosis, &own.named.settings));
         answer.print(&diagnosis)?;
         return Ok(ExitCode::SUCCESS);
     }

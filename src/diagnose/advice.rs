@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 
+use super::Diagnosis;
 use super::cause::Cause;
 use super::container_log::LogRemedy;
-use super::finding::Recommendation;
+use super::finding::{Finding, Recommendation, Remedy};
 use super::limit::{LimitSetter, inside, limit_bytes, limit_of};
 use super::place::CgroupPlace;
 use super::remedy::{
@@ -212,7 +213,7 @@ fn setting(before: Option<&PriorUsage>, key: &str) -> Option<String> {
 }
 
 /// Returns the number of DataLoader workers that is set.
-fn num_workers(before: Option<&PriorUsage>) -> Option<String> {
+pub(super) fn num_workers(before: Option<&PriorUsage>) -> Option<String> {
     setting(before, "num_workers")
 }
 
@@ -527,4 +528,45 @@ fn read_output(purpose: OutputPurpose, run: &RunSummary<'_>) -> LimitRemedy {
         OutputPlace::Container { command, container }
     };
     LimitRemedy::ReadOutput { purpose, output }
+}
+
+/// Adds what the settings of a container say that still exists, where no sample had them: how many DataLoader workers are set.
+pub fn add_settings(diagnosis: &mut Diagnosis, settings: &[(Arc<str>, Arc<str>)]) {
+    let set = settings.iter().find(|(name, _)| name.eq_ignore_ascii_case("num_workers"));
+    let Some(set) = set.map(|(_, value)| value.to_string()) else { return };
+    let of_workers = diagnosis.advice.iter_mut().find_map(|advice| match advice {
+        Recommendation::Finding(Finding::Report(ReportFinding::AlikeProcesses {
+            role: Some(Role::DataloaderWorker),
+            num_workers,
+            ..
+        })) => Some(num_workers),
+        Recommendation::Remedy(Remedy::Limit(LimitRemedy::FewerWorkers {
+            workers: Workers { role: Role::DataloaderWorker, num_workers, .. },
+            ..
+        })) => Some(num_workers),
+        _ => None,
+    });
+    if let Some(num_workers) = of_workers {
+        num_workers.get_or_insert(set);
+        return;
+    }
+    let is_raise = |advice: &Recommendation| {
+        matches!(advice, Recommendation::Remedy(Remedy::Limit(LimitRemedy::Raise { .. })))
+    };
+    let Some(at) = diagnosis.advice.iter().position(is_raise) else { return };
+    let ranges = diagnosis.report.iter().flat_map(|report| &report.roles);
+    let workers =
+        ranges.into_iter().find(|range| range.role == Role::DataloaderWorker && range.processes > 0);
+    let Some(workers) = workers else { return };
+    let remedy = LimitRemedy::FewerWorkersOfTable {
+        num_workers: set,
+        processes: workers.processes,
+        min_rss_bytes: workers.min_rss_bytes,
+        max_rss_bytes: workers.max_rss_bytes,
+    };
+    diagnosis.advice.insert(at, remedy.into());
+    // a fact less, and no remedy
+    if diagnosis.advice.len() > MAX_ADVICE {
+        diagnosis.advice.remove(at.saturating_sub(1));
+    }
 }

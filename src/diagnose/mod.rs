@@ -44,6 +44,7 @@ use crate::ledger::store::Query;
 use crate::lifecycle::timing::{CAUSE_WINDOW, EXIT_WINDOW};
 use crate::parse::kernel_log::NoKill;
 use crate::runs::RunRecord;
+pub use advice::add_settings;
 pub use cause::{Cause, Confidence, is_cuda_oom};
 pub use container_log::{LogFinding, LogRemedy, add_cuda_error, add_logged_error, remove_log_advice};
 pub use cuda_oom::{CudaOomFinding, CudaOomIncident, CudaOomReason, CudaOomRemedy};

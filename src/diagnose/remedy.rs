@@ -90,6 +90,17 @@ pub enum LimitRemedy {
         #[serde(flatten)]
         share: WorkerShare,
     },
+    /// Start fewer DataLoader workers, by the kernel's table of processes.
+    FewerWorkersOfTable {
+        /// The number of workers that is set.
+        num_workers: String,
+        /// How many there were.
+        processes: u32,
+        /// Resident memory of the smallest.
+        min_rss_bytes: u64,
+        /// Resident memory of the largest.
+        max_rss_bytes: u64,
+    },
     /// Fewer workers save memory of the host.
     FewerWorkersOfHost {
         /// Which.

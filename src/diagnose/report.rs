@@ -3,8 +3,11 @@
 //! A report is one moment: it proves nothing about growth. Resident memory of several processes is never added up, because
 //! forked processes share pages.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
+use super::advice::num_workers;
 use super::limit::LimitSetter;
 use super::{RunSummary, last_sample, program};
 use crate::events::{Kill, OomReport, OomScope, ReportProcess, Role, RoleUsage};
@@ -187,6 +190,9 @@ pub enum ReportFinding {
         min_rss_bytes: u64,
         /// Resident memory of the largest.
         max_rss_bytes: u64,
+        /// The number of workers that is set, if these are DataLoader workers.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        num_workers: Option<String>,
     },
     /// The victim was not the largest process.
     VictimNotLargest {
@@ -441,6 +447,8 @@ fn largest<'a>(kill: &'a Kill, report: &OomReport, run: &RunSummary<'a>) -> Opti
         process: first.process.clone(),
         min_rss_bytes: last.rss_bytes,
         max_rss_bytes: first.rss_bytes,
+        num_workers: num_workers(run.before(Some(kill)).map(Arc::as_ref))
+            .filter(|_| role == Some(Role::DataloaderWorker)),
     })
 }
 

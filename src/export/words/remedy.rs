@@ -80,6 +80,15 @@ pub(super) fn remedy(remedy: &LimitRemedy, noun: Noun) -> String {
              own, so that the one that grows is the one that is killed."
         }
         LimitRemedy::FewerWorkers { workers, share } => return fewer_workers(workers, share),
+        LimitRemedy::FewerWorkersOfTable { num_workers, processes, min_rss_bytes, max_rss_bytes } => {
+            let (min, max) = (bytes(*min_rss_bytes), bytes(*max_rss_bytes));
+            let range = if min == max { max } else { format!("{min} to {max}") };
+            return format!(
+                "Fewer NUM_WORKERS{}: {} had {range} resident each (pages that they share are in each).",
+                value_now(Some(num_workers)),
+                roles(Role::DataloaderWorker, *processes)
+            );
+        }
         LimitRemedy::FewerWorkersOfHost { workers, pss_bytes } => {
             return format!(
                 "{} also save memory: {} held {}.",

@@ -129,14 +129,18 @@ pub(super) fn report(finding: &ReportFinding) -> String {
             if *has_mapped_files { "beside mapped files" } else { "resident" },
             if *is_virtual_machine { "" } else { " Look there for data that is kept in RAM." }
         ),
-        ReportFinding::AlikeProcesses { count, is_cut, role, process, min_rss_bytes, max_rss_bytes } => {
+        ReportFinding::AlikeProcesses { count, is_cut, role, process, min_rss_bytes, max_rss_bytes, num_workers } => {
             let which = match role {
                 Some(role) => roles(*role, *count),
                 None => format!("{count} processes {}", name(process)),
             };
             let fewer = match role {
-                Some(Role::DataloaderWorker) => "set fewer NUM_WORKERS",
-                _ => "start fewer of them",
+                Some(Role::DataloaderWorker) => {
+                    let now = num_workers.as_ref();
+                    let now = now.map_or_else(String::new, |value| format!(" (now {})", name(value)));
+                    format!("set fewer NUM_WORKERS{now}")
+                }
+                _ => "start fewer of them".to_owned(),
             };
             let at_least = if *is_cut { "At least " } else { "" };
             let (min, max) = (size(*min_rss_bytes), size(*max_rss_bytes));

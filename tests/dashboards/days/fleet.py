@@ -124,6 +124,7 @@ class Container:
             yield "memledger_container_memory_effective_limit_bytes", labels, while_running(lambda age, minute: self.limit)
             ratio = [None if u is None else round(u / self.limit, 4) for u in used]
             yield "memledger_container_memory_limit_utilization_ratio", labels, ratio
+            yield "memledger_container_at_memory_limit", labels, while_running(lambda age, minute: 0)
             yield "memledger_container_memory_level_utilization_ratio", labels | {"level": "container"}, ratio
         stalled = total(*self.stalled)
         yield "memledger_container_memory_pressure_stalled_seconds_total", labels, while_running(lambda age, minute: stalled[minute])
