@@ -87,7 +87,8 @@ mod tests {
 
     #[test]
     fn only_info_and_status_metrics_have_no_unit() {
-        const UNITLESS: [&str; 6] = ["_info", "_success", "_up", "_exit_code", "_pending", "_failure"];
+        const UNITLESS: [&str; 7] =
+            ["_info", "_success", "_up", "_exit_code", "_pending", "_failure", "_at_memory_limit"];
         for (def, name) in std::iter::zip(CATALOG, NAMES.iter()) {
             let is_unitless = UNITLESS.iter().any(|ending| def.name.ends_with(ending));
             assert_eq!(name.unit.is_empty(), is_unitless, "{} has unit {:?}", def.name, name.unit);
