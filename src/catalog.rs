@@ -399,8 +399,8 @@ catalog! {
         "Growing quickly, the container needs more memory than it may use: it thrashes.";
     CONTAINER_AT_MEMORY_LIMIT = Gauge Container "memledger_container_at_memory_limit" [] max CONTAINERS,
         hidden "`ps`, `why` and its alert say it; panels have the counters that it follows from",
-        "1 if the container is within 2 % of its own limit and its processes wait for memory, for 10 s; 0 if not; absent without a limit.",
-        "It reads again within a second all page cache that is left to it (at least 16 MiB; three quarters of the limit are in use by what the kernel cannot take back), by workingset_refault of memory.stat, or all its tasks wait for 30 % of the time (memory.pressure, cgroup v2). Absent where the kernel has neither.";
+        "1 if the container is full to its own limit or memory.high, and has waited for memory for 10 s; 0 if not; absent without a limit.",
+        "Full: within 2 %, and 256 MiB. By memory.pressure (cgroup v2): all its tasks wait for 30 % of the time. Without it, on v1, by workingset_refault of memory.stat: nine tenths are anonymous or shared, and within a second as much is read again as page cache is left, at least 16 MiB; a run that streams its data beside so little page cache looks the same. Absent where the kernel has neither.";
     CONTAINER_CPU = Counter Container "memledger_container_cpu_seconds_total" ["mode"] max CONTAINERS * 2, since Container,
         "CPU time of the container by mode (user, system): cpu.stat (cgroup v2) or cpuacct.stat (v1).",
         "Read in every fifth cycle, at least every 5 s: on cgroup v2 a read makes the kernel sum counters of all CPUs.";

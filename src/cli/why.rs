@@ -119,13 +119,10 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             log.add_to(&mut diagnosis);
         }
         journal::add_monitor(&mut diagnosis);
-        add_existing_containers(&mut diagnosis, &host, container);
-        let running = existing.filter(|existing| existing.is_running);
-        let usage = running.and_then(|it| current_usage(&config, now, &it.id, it.named.user));
-        usage.iter().for_each(|usage| add_usage(&mut diagnosis, usage));
-        let subject = diagnosis.subject.as_ref().map(|subject| subject.container_id.to_string());
-        let own = host.containers.iter().find(|it| Some(it.id.as_str()) == subject.as_deref());
-        own.iter().for_each(|own| add_settings(&mut diagnosis, &own.named.settings));
+        if let Some(running) = add_existing_containers(&mut diagnosis, &host, container) {
+            let usage = current_usage(&config, now, &running.id, running.named.user);
+            usage.iter().for_each(|usage| add_usage(&mut diagnosis, usage));
+        }
         answer.print(&diagnosis)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -227,9 +224,11 @@ fn of_unreachable_runtime(
 ) -> Option<Diagnosis> {
     let query = RunQuery { name: Some(wanted.to_owned()), limit: 1, ..RunQuery::default() };
     let run = host.ledger.runs(&query).ok()?.pop().filter(|run| run.ended.is_none())?;
-    let is_unreachable = host.coverage.is_unreachable(run.subject.runtime);
+    if !host.coverage.is_unreachable(run.subject.runtime) {
+        return None;
+    }
     let usage = current_usage(config, now, &ContainerId::new(&run.subject.container_id), None);
-    is_unreachable.then(|| runtime_unreachable(run.subject, usage.as_ref(), now.unix_seconds()))
+    Some(runtime_unreachable(run.subject, usage.as_ref(), now.unix_seconds()))
 }
 
 /// The end of a container's log, which was asked for.
@@ -288,21 +287,29 @@ impl RequestedLog {
     }
 }
 
-/// Adds what the host still knows of the container of a diagnosis, and a newer container of the wanted name.
-fn add_existing_containers(diagnosis: &mut Diagnosis, host: &HostLedger<'_>, wanted: Option<&str>) {
+/// Adds what the host still knows of the container of a diagnosis, and a newer container of the wanted name. Returns the one of them that
+/// runs now.
+fn add_existing_containers<'a>(
+    diagnosis: &mut Diagnosis,
+    host: &'a HostLedger<'_>,
+    wanted: Option<&str>,
+) -> Option<&'a ExistingContainer> {
     let id = diagnosis.subject.as_ref().map(|subject| subject.container_id.clone());
-    let is_it = |container: &&ExistingContainer| id.as_deref() == Some(container.id.as_str());
-    if let Some(container) = host.containers.iter().find(is_it) {
+    let own = host.containers.iter().find(|container| id.as_deref() == Some(container.id.as_str()));
+    if let Some(container) = own {
         add_container(diagnosis, container);
+        add_settings(diagnosis, &container.named.settings);
     }
     // this is about one that ended: a newer one may have its name
     let is_newer = |newest: &&ExistingContainer| {
         let is_later = newest.started.zip(diagnosis.at).is_some_and(|(started, at)| started >= at);
         newest.is_running && is_later && Some(newest.id.as_str()) != id.as_deref()
     };
-    if let Some(newer) = wanted.and_then(|wanted| find(host, wanted)).filter(is_newer) {
+    let newer = wanted.and_then(|wanted| find(host, wanted)).filter(is_newer);
+    if let Some(newer) = newer {
         diagnosis.findings.push(RunFinding::NewerRuns { id: newer.id.short().to_owned() }.into());
     }
+    newer.or(own.filter(|own| own.is_running))
 }
 
 /// Finds an existing container by its name, else by the beginning of its id; of several the newest.

@@ -238,14 +238,15 @@ impl ContainerFiles {
         let limits = self.level.limits.read(&self.dir, watch, buffer)?;
         (memory.limit, memory.high, memory.swap_limit) = (limits.max, limits.high, limits.swap);
         memory.peak = LevelFiles::optional(self.peak.as_ref(), buffer, read_errors)?;
-        if self.cadence.is_due(context.now) {
+        let is_due = self.cadence.is_due(context.now);
+        if is_due {
             self.read_slow(context, hierarchy, buffer, read_errors)?;
         }
         (memory.events, memory.pressure) = (self.slow.events, self.slow.pressure);
         if self.level.version == Version::V2 {
             memory.swap = self.read_swap(has_free_swap, buffer, read_errors)?;
         }
-        memory.at_limit = self.stall.update(context.now, &memory);
+        memory.at_limit = self.stall.update(context.now, &memory, is_due);
         Ok(memory)
     }
 

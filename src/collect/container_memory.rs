@@ -142,17 +142,10 @@ impl ContainerMemory {
 }
 
 impl ContainerMemory {
-    /// Returns what `memory.stat` of cgroup v1 has. `kernel`: kernel memory, which has a file of its own there.
-    pub fn of_v1(stat: parse::StatV1, kernel: Option<u64>) -> Self {
+    /// Returns what `memory.stat` of cgroup v1 has.
+    pub fn of_v1(stat: parse::StatV1) -> Self {
         let mut memory = Self::default();
-        apply_v1(&mut memory, stat, kernel);
-        memory
-    }
-
-    /// Returns what `memory.stat` of cgroup v2 has.
-    pub fn of_v2(stat: parse::StatV2) -> Self {
-        let mut memory = Self::default();
-        apply_v2(&mut memory, stat);
+        apply_v1(&mut memory, stat, None);
         memory
     }
 }

@@ -3,49 +3,65 @@
 //! While page cache is left, the kernel frees a little of it again and again in place of a kill: also the pages of the programs themselves,
 //! which are read from the disk at once. The run goes on at a small part of its speed. Usage alone does not show that: page cache fills
 //! each limit that is smaller than what is read.
+//!
+//! The kernel measures it (`memory.pressure`, cgroup v2): what tasks wait for, and not what a program reads that streams its data. Where
+//! it does not, on v1, it shows in what is read again while nearly all memory is taken.
 
 use std::time::Duration;
 
 use super::container_memory::ContainerMemory;
 use crate::clock::Timestamp;
 
-/// A container is full from this distance to its limit on: a part in so many of it.
+/// A container is full from this distance to its limit on: a part in so many of it, and no more than so many bytes.
 const FULL_DIVISOR: u64 = 50;
-/// Page cache that is read again is no lack of memory where more than this share of the limit is free for it.
-const MAX_CACHE_DIVISOR: u64 = 4;
+const MAX_DISTANCE: u64 = 256 << 20;
+/// What is read again is page cache that a program has no more need of where more than this part of the limit is left for it.
+const MAX_CACHE_DIVISOR: u64 = 10;
 /// Less is read again by any program.
 const MIN_REREAD_BYTES: f64 = 16.0 * 1_048_576.0;
 /// A container whose tasks wait for a smaller share of the time runs.
 const MIN_STALLED: f64 = 0.3;
+/// Counters of memory.stat are late by up to two seconds.
+const MIN_WINDOW: Duration = Duration::from_secs(2);
 /// It is at its limit once that has held for so long.
 const MIN_TIME: Duration = Duration::from_secs(10);
 
-/// What shows whether the processes of a container wait for memory.
+/// What a container uses of its limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LimitUse {
     /// All charged memory.
     pub usage: u64,
-    /// The limit of its own.
+    /// The lower of the limit of its own and of `memory.high`.
     pub limit: u64,
-    /// Memory that the kernel cannot take back.
-    pub unreclaimable: Option<u64>,
+    /// Anonymous and shared memory.
+    pub taken: Option<u64>,
     /// Page cache without shared memory.
     pub file: Option<u64>,
 }
 
 impl LimitUse {
-    /// Returns whether it is full.
-    pub fn is_full(&self) -> bool {
-        self.usage >= self.limit - self.limit / FULL_DIVISOR
+    /// Returns the use of a container with a limit; `None` without one.
+    pub fn of(memory: &ContainerMemory) -> Option<Self> {
+        let limit = memory.limit.into_iter().chain(memory.high).min()?;
+        let taken = memory.anon.zip(memory.shmem).map(|(anon, shmem)| anon.saturating_add(shmem));
+        Some(Self { usage: memory.usage, limit, taken, file: memory.file })
     }
 
-    /// Returns whether page cache is read again because nearly all memory is taken: within a second all that is left of it.
-    /// `reread`: bytes per second.
+    /// Returns whether it is full.
+    pub fn is_full(&self) -> bool {
+        self.usage >= self.limit - (self.limit / FULL_DIVISOR).min(MAX_DISTANCE)
+    }
+
+    /// Returns whether it is full, and nearly all of it is taken.
+    pub fn is_taken(&self) -> bool {
+        let is_most = |taken: u64| taken >= self.limit - self.limit / MAX_CACHE_DIVISOR;
+        self.is_full() && self.taken.is_some_and(is_most)
+    }
+
+    /// Returns whether what was evicted is read again at once: within a second as much as all page cache that is left. `reread`: bytes per
+    /// second.
     pub fn is_rereading(&self, reread: f64) -> bool {
-        let is_small = |unreclaimable: u64| unreclaimable >= self.limit - self.limit / MAX_CACHE_DIVISOR;
-        self.is_full()
-            && self.unreclaimable.is_some_and(is_small)
-            && self.file.is_some_and(|file| reread >= MIN_REREAD_BYTES.max(file as f64))
+        self.is_taken() && self.file.is_some_and(|file| reread >= MIN_REREAD_BYTES.max(file as f64))
     }
 
     /// Returns whether its tasks wait. `stalled`: the share of the time in which all of them waited for memory.
@@ -57,41 +73,44 @@ impl LimitUse {
 /// Watches one container.
 #[derive(Debug, Default)]
 pub(super) struct LimitStall {
-    refaults: Option<(Timestamp, u64)>,
-    pressure: Option<(Timestamp, u64)>,
-    /// By the newest two readings of the pressure, which is not read in each cycle.
-    is_stalled: bool,
+    /// The begin of the window, and the counter then.
+    window: Option<(Timestamp, u64)>,
+    /// By the last window.
+    waits: bool,
+    /// The begin of the first window in which it waited, since when it has.
     since: Option<Timestamp>,
 }
 
 impl LimitStall {
-    /// Returns whether the container is at its limit and waits; `None` without a limit, or where nothing shows that.
-    pub(super) fn update(&mut self, now: Timestamp, memory: &ContainerMemory) -> Option<bool> {
-        let limit = memory.limit?;
-        let used =
-            LimitUse { usage: memory.usage, limit, unreclaimable: memory.unreclaimable, file: memory.file };
-        let refaults = memory.refaults[1];
-        let page_size = rustix::param::page_size() as f64;
-        let reread = rate(&mut self.refaults, now, refaults).map(|pages| pages * page_size);
-        let stalled_usec = memory.pressure.map(|[_, full]| full);
-        // it is read in every fifth cycle: between two readings it stands still
-        if stalled_usec != self.pressure.map(|(_, usec)| usec) {
-            let stalled = rate(&mut self.pressure, now, stalled_usec).map(|usec| usec / 1e6);
-            self.is_stalled = stalled.is_some_and(|stalled| used.is_stalled(stalled));
+    /// Returns whether the container is at its limit and waits; `None` without a limit, or where nothing shows that. `is_pressure_new`:
+    /// the pressure was read in this cycle.
+    pub(super) fn update(
+        &mut self,
+        now: Timestamp,
+        memory: &ContainerMemory,
+        is_pressure_new: bool,
+    ) -> Option<bool> {
+        let used = LimitUse::of(memory)?;
+        let refaults = memory.refaults.into_iter().flatten().reduce(u64::saturating_add);
+        let (counter, is_new) = match memory.pressure {
+            Some([_, full]) => (full, is_pressure_new),
+            None => (refaults?, true),
+        };
+        let (began, before) = *self.window.get_or_insert((now, counter));
+        let elapsed = now.since(began);
+        if is_new && elapsed >= MIN_WINDOW {
+            let rate = counter.saturating_sub(before) as f64 / elapsed.as_secs_f64();
+            self.waits = match memory.pressure {
+                Some(_) => used.is_stalled(rate / 1e6),
+                None => used.is_rereading(rate * rustix::param::page_size() as f64),
+            };
+            self.since = self.since.or(Some(began)).filter(|_| self.waits);
+            self.window = Some((now, counter));
         }
-        refaults.or(stalled_usec)?;
-        let waits =
-            reread.is_some_and(|reread| used.is_rereading(reread)) || self.is_stalled && used.is_full();
-        self.since = self.since.or(Some(now)).filter(|_| waits);
+        // freed meanwhile
+        self.since = self.since.filter(|_| used.is_full());
         Some(self.since.is_some_and(|since| now.since(since) >= MIN_TIME))
     }
-}
-
-/// Returns how fast a counter grew since its last reading, per second.
-fn rate(last: &mut Option<(Timestamp, u64)>, now: Timestamp, value: Option<u64>) -> Option<f64> {
-    let before = std::mem::replace(last, value.map(|value| (now, value)))?;
-    let seconds = now.since(before.0).as_secs_f64();
-    (seconds > 0.0).then(|| value.map(|value| value.saturating_sub(before.1) as f64 / seconds)).flatten()
 }
 
 #[cfg(test)]
@@ -100,19 +119,23 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Returns the seconds at which it is at its limit, of readings once a second.
-    fn seconds(memory: impl Fn(u64) -> ContainerMemory) -> Vec<u64> {
+    /// Returns the seconds at which it is at its limit, of readings at these seconds. The pressure is new in each fifth second.
+    fn seconds(at: impl Iterator<Item = u64>, memory: impl Fn(u64) -> ContainerMemory) -> Vec<u64> {
         let mut stall = LimitStall::default();
         let began = Timestamp::hours_after_boot(1);
-        let at = |second| began.plus(Duration::from_secs(second));
-        (0..40).filter(|second| stall.update(at(*second), &memory(*second)) == Some(true)).collect()
+        let is_at_limit = |second: &u64| {
+            let now = began.plus(Duration::from_secs(*second));
+            stall.update(now, &memory(*second), second.is_multiple_of(5)) == Some(true)
+        };
+        at.filter(is_at_limit).collect()
     }
 
     fn memory(usage: u64, anon: u64, file: u64) -> ContainerMemory {
         ContainerMemory {
             usage: usage * MIB,
             limit: Some(300 * MIB),
-            unreclaimable: Some(anon * MIB),
+            anon: Some(anon * MIB),
+            shmem: Some(0),
             file: Some(file * MIB),
             ..ContainerMemory::default()
         }
@@ -120,45 +143,86 @@ mod tests {
 
     #[test]
     fn run_that_reads_its_last_page_cache_again_is_at_its_limit_after_ten_seconds() {
-        // 270 of 300 MiB are anonymous, and 160 MiB are read in circles: measured, 270,000 pages a second
+        let refaults = |pages: u64| [Some(0), Some(pages)];
+        // 272 of 300 MiB are anonymous, and 160 MiB are read in circles: measured, 270,000 pages a second
         let thrashes = |second: u64| ContainerMemory {
-            refaults: [Some(0), Some(270_000 * second.min(30))],
+            refaults: refaults(270_000 * second.min(30)),
             ..memory(299, 272, 25)
         };
-        assert_eq!(seconds(thrashes), (11..=30).collect::<Vec<_>>());
-        // a data set that is larger than the page cache is read again, too, and nothing lacks
-        let reads = |second: u64| ContainerMemory {
-            refaults: [Some(0), Some(270_000 * second)],
-            ..memory(300, 80, 215)
+        assert_eq!(seconds(0..40, thrashes), (10..32).collect::<Vec<_>>());
+        // also in one window of five minutes
+        let rarely =
+            |second: u64| ContainerMemory { refaults: refaults(270_000 * second), ..memory(299, 272, 25) };
+        assert_eq!(seconds((0..1_000).step_by(300), rarely), [300, 600, 900]);
+        // a counter that is late stands still for a second
+        let late = |second: u64| ContainerMemory {
+            refaults: refaults(540_000 * (second / 2)),
+            ..memory(299, 272, 25)
         };
-        assert!(seconds(reads).is_empty());
+        assert_eq!(seconds(0..40, late), (10..40).collect::<Vec<_>>());
+        // swap that is read again is in the anonymous counter
+        let swaps = |second: u64| ContainerMemory {
+            refaults: [Some(9_000 * second), Some(0)],
+            ..memory(299, 290, 5)
+        };
+        assert_eq!(seconds(0..40, swaps).first(), Some(&10));
+        // a data set that is larger than the page cache is read again, too, and nothing lacks
+        for (usage, anon, file) in [(300, 80, 215), (300, 262, 33)] {
+            let reads = |second: u64| ContainerMemory {
+                refaults: refaults(270_000 * second),
+                ..memory(usage, anon, file)
+            };
+            assert!(seconds(0..40, reads).is_empty(), "{anon}");
+        }
         // little is read
         let idles =
-            |second: u64| ContainerMemory { refaults: [Some(0), Some(500 * second)], ..memory(299, 272, 25) };
-        assert!(seconds(idles).is_empty());
+            |second: u64| ContainerMemory { refaults: refaults(500 * second), ..memory(299, 272, 25) };
+        assert!(seconds(0..40, idles).is_empty());
         // not full
-        let below = |second: u64| ContainerMemory {
-            refaults: [Some(0), Some(270_000 * second)],
-            ..memory(290, 272, 16)
-        };
-        assert!(seconds(below).is_empty());
+        let below =
+            |second: u64| ContainerMemory { refaults: refaults(270_000 * second), ..memory(290, 272, 16) };
+        assert!(seconds(0..40, below).is_empty());
     }
 
     #[test]
-    fn run_whose_tasks_all_wait_for_memory_is_at_its_limit() {
-        let pressure = |second: u64, usec: u64| Some([0, second / 5 * 5 * usec]);
-        let waits =
-            |second: u64| ContainerMemory { pressure: pressure(second, 600_000), ..memory(299, 100, 190) };
-        assert_eq!(seconds(waits).first(), Some(&15));
-        let waits_little =
-            |second: u64| ContainerMemory { pressure: pressure(second, 200_000), ..memory(299, 100, 190) };
-        assert!(seconds(waits_little).is_empty());
+    fn where_the_kernel_measures_what_tasks_wait_for_that_alone_decides() {
+        let waits = |usec: u64, until: u64| {
+            move |second: u64| ContainerMemory {
+                pressure: Some([0, (second / 5 * 5).min(until) * usec]),
+                refaults: [Some(0), Some(270_000 * second)],
+                ..memory(299, 100, 190)
+            }
+        };
+        assert_eq!(seconds(0..40, waits(600_000, 100)), (10..40).collect::<Vec<_>>());
+        assert!(seconds(0..40, waits(200_000, 100)).is_empty());
+        // it has stopped: the counter stands still, and was read
+        assert_eq!(seconds(0..60, waits(600_000, 20)), (10..25).collect::<Vec<_>>());
+        // a quiet hour before does not hide it
+        let late = |second: u64| ContainerMemory {
+            pressure: Some([0, (second / 5 * 5).saturating_sub(3_600) * 600_000]),
+            ..memory(299, 100, 190)
+        };
+        assert_eq!(seconds(0..3_640, late).first(), Some(&3_610));
+        // 270 of 300 MiB are the bound of memory.high
+        let throttled = |second: u64| ContainerMemory {
+            high: Some(270 * MIB),
+            usage: 269 * MIB,
+            ..waits(600_000, 100)(second)
+        };
+        assert_eq!(seconds(0..40, throttled).first(), Some(&10));
+    }
+
+    #[test]
+    fn distance_to_a_large_limit_is_bounded() {
+        let used = |usage: u64| LimitUse { usage, limit: 1 << 40, ..LimitUse::default() };
+        assert!(used((1 << 40) - (255 << 20)).is_full() && !used((1 << 40) - (257 << 20)).is_full());
     }
 
     #[test]
     fn nothing_is_said_without_a_limit_or_a_counter() {
-        let update =
-            |memory: ContainerMemory| LimitStall::default().update(Timestamp::hours_after_boot(1), &memory);
+        let update = |memory: ContainerMemory| {
+            LimitStall::default().update(Timestamp::hours_after_boot(1), &memory, true)
+        };
         assert_eq!(update(memory(299, 272, 25)), None);
         let refaults = [Some(0), Some(0)];
         assert_eq!(update(ContainerMemory { refaults, limit: None, ..memory(299, 272, 25) }), None);

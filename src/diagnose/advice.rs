@@ -534,39 +534,61 @@ fn read_output(purpose: OutputPurpose, run: &RunSummary<'_>) -> LimitRemedy {
 pub fn add_settings(diagnosis: &mut Diagnosis, settings: &[(Arc<str>, Arc<str>)]) {
     let set = settings.iter().find(|(name, _)| name.eq_ignore_ascii_case("num_workers"));
     let Some(set) = set.map(|(_, value)| value.to_string()) else { return };
-    let of_workers = diagnosis.advice.iter_mut().find_map(|advice| match advice {
-        Recommendation::Finding(Finding::Report(ReportFinding::AlikeProcesses {
-            role: Some(Role::DataloaderWorker),
-            num_workers,
-            ..
-        })) => Some(num_workers),
-        Recommendation::Remedy(Remedy::Limit(LimitRemedy::FewerWorkers {
-            workers: Workers { role: Role::DataloaderWorker, num_workers, .. },
-            ..
-        })) => Some(num_workers),
-        _ => None,
-    });
-    if let Some(num_workers) = of_workers {
-        num_workers.get_or_insert(set);
-        return;
+    let slots: Vec<&mut Option<String>> = diagnosis.advice.iter_mut().filter_map(num_workers_of).collect();
+    let names_workers = !slots.is_empty();
+    for slot in slots {
+        slot.get_or_insert_with(|| set.clone());
     }
-    let is_raise = |advice: &Recommendation| {
-        matches!(advice, Recommendation::Remedy(Remedy::Limit(LimitRemedy::Raise { .. })))
-    };
-    let Some(at) = diagnosis.advice.iter().position(is_raise) else { return };
+    let is_number = set.parse::<u32>().is_ok_and(|count| count > 0);
     let ranges = diagnosis.report.iter().flat_map(|report| &report.roles);
     let workers =
         ranges.into_iter().find(|range| range.role == Role::DataloaderWorker && range.processes > 0);
-    let Some(workers) = workers else { return };
+    let is_raise = |advice: &Recommendation| {
+        matches!(advice, Recommendation::Remedy(Remedy::Limit(LimitRemedy::Raise { .. })))
+    };
+    let at = diagnosis.advice.iter().position(is_raise);
+    let Some((workers, at)) = workers.zip(at).filter(|_| is_number && !names_workers) else { return };
     let remedy = LimitRemedy::FewerWorkersOfTable {
         num_workers: set,
         processes: workers.processes,
         min_rss_bytes: workers.min_rss_bytes,
         max_rss_bytes: workers.max_rss_bytes,
     };
+    if let Recommendation::Remedy(Remedy::Limit(LimitRemedy::Raise { is_alternative, .. })) =
+        &mut diagnosis.advice[at]
+    {
+        *is_alternative = true;
+    }
     diagnosis.advice.insert(at, remedy.into());
-    // a fact less, and no remedy
-    if diagnosis.advice.len() > MAX_ADVICE {
-        diagnosis.advice.remove(at.saturating_sub(1));
+    // a fact less, the least telling, and no remedy
+    let is_fact = |advice: &Recommendation| matches!(advice, Recommendation::Finding(_));
+    if diagnosis.advice.len() > MAX_ADVICE
+        && let Some(last) = diagnosis.advice.iter().rposition(is_fact)
+    {
+        diagnosis.advice.remove(last);
+    }
+}
+
+/// Returns the number of DataLoader workers in a piece of advice on them.
+fn num_workers_of(advice: &mut Recommendation) -> Option<&mut Option<String>> {
+    match advice {
+        Recommendation::Finding(
+            Finding::Report(ReportFinding::AlikeProcesses {
+                role: Some(Role::DataloaderWorker),
+                num_workers,
+                ..
+            })
+            | Finding::Usage(UsageFinding::WorkersHeld { role: Role::DataloaderWorker, num_workers, .. }),
+        ) => Some(num_workers),
+        Recommendation::Remedy(Remedy::Limit(remedy)) => match remedy {
+            LimitRemedy::FewerWorkers { workers, .. } | LimitRemedy::FewerWorkersOfHost { workers, .. } => {
+                Some(&mut workers.num_workers).filter(|_| workers.role == Role::DataloaderWorker)
+            }
+            LimitRemedy::LessInDevShm { num_workers, .. } | LimitRemedy::LessInFullDevShm { num_workers } => {
+                Some(num_workers)
+            }
+            _ => None,
+        },
+        _ => None,
     }
 }

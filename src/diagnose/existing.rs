@@ -66,17 +66,15 @@ pub fn without_events(
 ) -> Diagnosis {
     let is_stalled = usage.is_some_and(CurrentUsage::is_stalled);
     let (cause, confidence) = match is_stalled {
-        true => (Cause::AtLimit, Confidence::Certain),
+        true if usage.is_some_and(CurrentUsage::is_measured_to_wait) => (Cause::AtLimit, Confidence::Certain),
+        // a program that streams its data beside little page cache looks the same
+        true => (Cause::AtLimit, Confidence::Likely),
         false => (Cause::Nothing, Confidence::Unsure),
     };
-    let stalled = usage.filter(|_| is_stalled).map(|usage| match usage.is_under_oom {
-        true => LimitRemedy::SwitchOomKillerOn,
-        false => LimitRemedy::RaiseOrUseLessAtLimit,
-    });
     Diagnosis {
         subject: Some(subject),
         findings: usage.map(|usage| uses(usage).into()).into_iter().collect(),
-        advice: stalled.map(Recommendation::from).into_iter().collect(),
+        advice: usage.and_then(remedy_at_limit).map(Recommendation::from).into_iter().collect(),
         ..Diagnosis::new(cause, confidence, Incident::NoEvents { is_running }, now)
     }
 }
@@ -91,9 +89,17 @@ fn uses(usage: &CurrentUsage) -> RunFinding {
     }
 }
 
-/// Adds to a diagnosis of the past that the container is at its limit now.
+fn remedy_at_limit(usage: &CurrentUsage) -> Option<LimitRemedy> {
+    usage.is_stalled().then_some(match usage.is_under_oom {
+        true => LimitRemedy::SwitchOomKillerOn,
+        false => LimitRemedy::RaiseOrUseLessAtLimit,
+    })
+}
+
+/// Adds to a diagnosis of the past that the container, or a newer one of its name that was named last, is at its limit now.
 pub fn add_usage(diagnosis: &mut Diagnosis, usage: &CurrentUsage) {
     diagnosis.findings.extend(usage.is_stalled().then(|| uses(usage).into()));
+    diagnosis.advice.extend(remedy_at_limit(usage).map(Recommendation::from));
 }
 
 /// Adds to a diagnosis what the runtime says about the container now.

@@ -241,7 +241,7 @@ pub enum RunFinding {
         /// Share of the last 10 s in which all its processes waited, in percent.
         #[serde(skip_serializing_if = "Option::is_none")]
         stalled_percent: Option<f32>,
-        /// Page cache that it reads again a second, where that is all that is left to it.
+        /// What was taken from it and is read again, where that shows that it waits.
         #[serde(skip_serializing_if = "Option::is_none")]
         reread_bytes_per_second: Option<u64>,
     },

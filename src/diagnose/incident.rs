@@ -22,8 +22,9 @@ pub enum Incident {
         /// Why memory ran out.
         #[serde(flatten)]
         exhausted: Exhausted,
-        /// The program that asked for memory; empty if it is not known.
-        requested_by: String,
+        /// The program that asked for memory.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        requested_by: Option<String>,
         /// Why it ended without a kill.
         no_kill: NoKill,
     },
@@ -122,7 +123,7 @@ pub enum Exhausted {
         with_swap: bool,
     },
     /// It is not known what.
-    Unnamed,
+    Unknown,
 }
 
 /// Whose limit was reached.
@@ -149,7 +150,7 @@ pub enum LimitOwner {
         place: CgroupPlace,
     },
     /// A cgroup that is most likely the container's own.
-    Unnamed,
+    LikelyContainer,
 }
 
 /// What became of a container after a kill.
@@ -205,16 +206,16 @@ pub enum OutsideOwner {
     /// Its cgroup has the id of a container in its name, which proves nothing.
     UnprovenContainer {
         /// The id.
-        id: String,
+        container_id: String,
         /// Where it ran, if that is not the cgroup whose limit was reached.
         #[serde(skip_serializing_if = "Option::is_none")]
-        place: Option<CgroupPlace>,
+        ran_in: Option<CgroupPlace>,
     },
     /// No container's.
     NoContainer {
         /// Where it ran, if that is not the cgroup whose limit was reached.
         #[serde(skip_serializing_if = "Option::is_none")]
-        place: Option<CgroupPlace>,
+        ran_in: Option<CgroupPlace>,
     },
     /// Evidence may still arrive.
     Pending,

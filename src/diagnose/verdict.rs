@@ -137,13 +137,13 @@ fn outside_owner(kill: &Kill, run: &RunSummary<'_>, limit: &CgroupPlace) -> Outs
     let is_in_limit = kill.scope == OomScope::Container && *limit == place;
     match &kill.owner {
         KillOwner::Host => match container_id::outermost(&kill.cgroup) {
-            Some((_, named)) => {
-                let place = (!is_in_limit).then_some(place);
-                OutsideOwner::UnprovenContainer { id: named.id.to_owned(), place }
-            }
+            Some((_, named)) => OutsideOwner::UnprovenContainer {
+                container_id: named.id.to_owned(),
+                ran_in: (!is_in_limit).then_some(place),
+            },
             None => {
                 let is_somewhere = !kill.cgroup.is_empty() && &*kill.cgroup != "/" && !is_in_limit;
-                OutsideOwner::NoContainer { place: is_somewhere.then_some(place) }
+                OutsideOwner::NoContainer { ran_in: is_somewhere.then_some(place) }
             }
         },
         KillOwner::Pending => OutsideOwner::Pending,
@@ -201,7 +201,7 @@ fn is_killed_with(kill: &Kill, first: &Kill) -> bool {
 /// Returns the diagnosis of an OOM that ended without a kill.
 pub(super) fn without_kill<'a>(run: &RunSummary<'a>, kill: &'a Kill, no_kill: NoKill, now: f64) -> Diagnosis {
     let exhausted = match kill.scope {
-        OomScope::Container if kill.limit_cgroup.is_empty() => Exhausted::Unnamed,
+        OomScope::Container if kill.limit_cgroup.is_empty() => Exhausted::Unknown,
         OomScope::Host => of_host(kill),
         OomScope::Container if limit_of(kill, run) == LimitPosition::Own => {
             reached(LimitOwner::Container, kill.limit_bytes, kill)
@@ -215,7 +215,8 @@ pub(super) fn without_kill<'a>(run: &RunSummary<'a>, kill: &'a Kill, no_kill: No
         NoKill::Panic | NoKill::PanicNoVictim => Cause::OomPanic,
         NoKill::NoVictim | NoKill::AlreadyExiting => Cause::OomNoVictim,
     };
-    let requested_by = kill.report.as_ref().map(|report| report.requested_by.to_string()).unwrap_or_default();
+    let requested_by = kill.report.as_ref().map(|report| report.requested_by.to_string());
+    let requested_by = requested_by.filter(|by| !by.is_empty());
     let incident = Incident::NoKill { exhausted, requested_by, no_kill };
     Diagnosis {
         subject: matches!(kill.owner, KillOwner::Container(_)).then(|| run.subject.clone()),
@@ -332,7 +333,7 @@ fn limit_owner(kill: &Kill, run: &RunSummary<'_>, position: LimitPosition) -> Li
             }
             place => LimitOwner::PlaceAbove { place },
         },
-        LimitPosition::Unnamed => LimitOwner::Unnamed,
+        LimitPosition::Unnamed => LimitOwner::LikelyContainer,
     }
 }
 

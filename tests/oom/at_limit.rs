@@ -27,8 +27,8 @@ while True:
         data[at]
 "#;
 
-/// The limit is 128 MiB. Beside 102 MiB of anonymous memory nothing is left for the file; beside 20 MiB there is page cache, which fills
-/// the limit too.
+/// The limit is 256 MiB. Beside 228 MiB of anonymous memory next to nothing is left for the file; beside 20 MiB there is page cache, which
+/// fills the limit too.
 #[test]
 fn run_that_reads_its_last_page_cache_again_is_at_its_limit() {
     let Some(scene) = Scene::new("full") else { return };
@@ -36,10 +36,10 @@ fn run_that_reads_its_last_page_cache_again_is_at_its_limit() {
     let socket = format!("--local.socket={}/control.sock", folder.path().display());
     let ledger = scene.start_memledger(&[&socket]);
     let start = |what: &str, anonymous: &str, file: &str| {
-        let limits = ["--memory=128m", "--memory-swap=128m"];
+        let limits = ["--memory=256m", "--memory-swap=256m"];
         scene.engine.run_python_with(&scene.container_name(what), &limits, REREADS, &[anonymous, file])
     };
-    let (crawls, reads) = (start("crawls", "102", "64"), start("reads", "20", "160"));
+    let (crawls, reads) = (start("crawls", "228", "96"), start("reads", "20", "320"));
     ledger.memledger.eventually("the state of both", |metrics| {
         let states = [&crawls, &reads].map(|it| metrics.try_value(AT_LIMIT, &of(&it.name)));
         let reread = metrics.try_value(REFAULTS, &[("container_name", &*reads.name), ("kind", "file")]);

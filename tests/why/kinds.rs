@@ -147,9 +147,19 @@ fn fields(parts: &[Part], all: &BTreeMap<String, Type>) -> Vec<(String, String)>
             _ => out.push((part.name.clone(), values)),
         }
     }
-    let mut seen = BTreeSet::new();
-    out.retain(|(name, _)| seen.insert(name.clone()));
     out
+}
+
+/// Panics if a field and a flattened one, or two flattened ones, have the same name: JSON would have it twice.
+fn check_names(kind: &str, parts: &[Part], all: &BTreeMap<String, Type>) {
+    let mut seen = BTreeSet::new();
+    for part in parts {
+        let names: BTreeSet<String> =
+            fields(std::slice::from_ref(part), all).into_iter().map(|(name, _)| name).collect();
+        for name in names {
+            assert!(seen.insert(name.clone()), "{kind} has two fields {name}");
+        }
+    }
 }
 
 fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
@@ -195,7 +205,12 @@ fn documented_kinds_are_those_of_the_program() {
             if has_fields { " meaning | fields |\n| --- | --- | --- |" } else { " meaning |\n| --- | --- |" };
         tables.push_str(&format!("\n## {title}\n\n| `{column}` |{columns}\n"));
         for kind in &kinds {
-            let fields = fields_of(kind, &all).into_iter().map(|(name, values)| format!("`{name}`{values}"));
+            check_names(&kind.name, &kind.fields, &all);
+            all.get(&kind.kind).into_iter().for_each(|inner| check_names(&kind.name, &inner.parts, &all));
+            let mut seen = BTreeSet::new();
+            let mut fields = fields_of(kind, &all);
+            fields.retain(|(name, _)| seen.insert(name.clone())); // of several variants
+            let fields = fields.into_iter().map(|(name, values)| format!("`{name}`{values}"));
             let fields = fields.collect::<Vec<_>>().join(", ");
             let fields = if has_fields { format!(" {fields} |") } else { String::new() };
             tables.push_str(&format!("| `{}` | {} |{fields}\n", snake(&kind.name), kind.meaning));
@@ -234,7 +249,14 @@ fn documents_have_the_documented_fields() {
     for case in cases::all() {
         let diagnosis = explain(&case.events, NOW).expect("a diagnosis");
         let document: Value = serde_json::from_str(&WhyDocument::of(&diagnosis).to_json().unwrap()).unwrap();
-        seen.insert(check(case.name, "type", &document["incident"]));
+        let incident = &document["incident"];
+        seen.insert(check(case.name, "type", incident));
+        if let Some(why) = incident["why"].as_str() {
+            let of_exit = ["type", "at", "exit_code", "duration_seconds"];
+            let mut own = incident.as_object().unwrap().clone();
+            own.retain(|key, _| !of_exit.contains(&key.as_str()));
+            seen.insert(check(&format!("{}: {why}", case.name), "why", &own.into()));
+        }
         for (list, column) in [("findings", "finding"), ("remedies", "remedy")] {
             for item in document[list].as_array().expect("a list") {
                 assert!(item["text"].as_str().is_some_and(|text| text.contains(' ')), "{item}");

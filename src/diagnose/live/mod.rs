@@ -14,12 +14,12 @@ use crate::config::Config;
 use crate::discover::cgroup_tree::{CgroupTree, ContainerCgroup};
 use crate::discover::{ContainerId, Hierarchy, Version};
 use crate::host::Dir;
-use crate::parse::cgroup::{StatV1, StatV2};
+use crate::parse::cgroup::StatV1;
 use crate::parse::keyed;
 pub use coverage::{Coverage, RuntimeCoverage};
 
-/// Between two readings of a full container.
-const REREAD_TIME: Duration = Duration::from_millis(500);
+/// Between two readings of a container that is full, and nearly all of it taken.
+const REREAD_TIME: Duration = Duration::from_secs(1);
 
 /// Memory of a running container.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,8 +32,10 @@ pub struct CurrentUsage {
     pub limit_bytes: Option<u64>,
     /// Share of the last 10 s in which all its tasks waited for memory, in percent (cgroup v2).
     pub stalled_percent: Option<f32>,
-    /// Page cache that it reads again a second, where that is all that is left to it.
+    /// Memory that was taken from it and that it reads again, in bytes per second, where that shows that it waits (cgroup v1).
     pub reread_bytes_per_second: Option<u64>,
+    /// `memory.high`; `None` if it has none.
+    pub high_bytes: Option<u64>,
     /// Its OOM killer is switched off, and its tasks wait (`under_oom`, cgroup v1).
     pub is_under_oom: bool,
 }
@@ -41,12 +43,15 @@ pub struct CurrentUsage {
 impl CurrentUsage {
     /// Returns whether it is at its limit, and its processes wait.
     pub fn is_stalled(&self) -> bool {
+        self.is_measured_to_wait() || self.reread_bytes_per_second.is_some()
+    }
+
+    /// Returns whether the kernel says so: by the pressure, or because its OOM killer is switched off.
+    pub fn is_measured_to_wait(&self) -> bool {
+        let limit = self.limit_bytes.into_iter().chain(self.high_bytes).min();
+        let used = limit.map(|limit| LimitUse { usage: self.usage_bytes, limit, ..LimitUse::default() });
         let stalled = self.stalled_percent.map(|percent| f64::from(percent) / 100.0);
-        let used =
-            self.limit_bytes.map(|limit| LimitUse { usage: self.usage_bytes, limit, ..LimitUse::default() });
-        self.is_under_oom
-            || self.reread_bytes_per_second.is_some()
-            || used.zip(stalled).is_some_and(|(used, stalled)| used.is_stalled(stalled))
+        self.is_under_oom || used.zip(stalled).is_some_and(|(used, stalled)| used.is_stalled(stalled))
     }
 }
 
@@ -80,24 +85,19 @@ pub fn current_usage(
         let is_readable = config.host_paths.in_initial_pid_namespace() && !found.is_truncated;
         lists.filter(|_| is_readable).map(|lists| lists.contains(&true))
     };
-    let memory = || {
-        let memory = match hierarchy.version {
-            Version::V1 => {
-                let kernel = read("memory.kmem.usage_in_bytes");
-                let kernel = kernel.and_then(|text| crate::parse::number(text.trim_ascii()));
-                ContainerMemory::of_v1(StatV1::parse(&read("memory.stat")?), kernel)
-            }
-            Version::V2 => ContainerMemory::of_v2(StatV2::parse(&read("memory.stat")?)),
-        };
-        Some(memory)
-    };
     let usage_bytes = crate::parse::number(read(usage)?.trim_ascii())?;
     let limit_bytes = crate::parse::cgroup::limit(&read(limit)?).flatten();
+    let high_bytes = read("memory.high").and_then(|text| crate::parse::cgroup::limit(&text)).flatten();
+    let memory = || {
+        let stat = StatV1::parse(&read("memory.stat")?);
+        Some(ContainerMemory { usage: usage_bytes, limit: limit_bytes, ..ContainerMemory::of_v1(stat) })
+    };
     Some(CurrentUsage {
         has_processes: has_processes(),
         usage_bytes,
         limit_bytes,
-        reread_bytes_per_second: limit_bytes.and_then(|limit| reread(usage_bytes, limit, memory)),
+        high_bytes,
+        reread_bytes_per_second: if hierarchy.version == Version::V1 { reread(memory) } else { None },
         stalled_percent: read("memory.pressure")
             .and_then(|text| MemoryPressure::from_buf_read(&*text).ok())
             .map(|pressure| pressure.full.avg10),
@@ -106,16 +106,18 @@ pub fn current_usage(
     })
 }
 
-/// Returns how fast page cache is read again by a container that is full, where that is all that is left to it. Takes half a second
-/// for one that is full.
-fn reread(usage: u64, limit: u64, memory: impl Fn() -> Option<ContainerMemory>) -> Option<u64> {
+/// Returns how fast memory that was taken from a container is read again, where that shows that it waits. Takes a second for one that is full,
+/// and nearly all of it taken.
+fn reread(memory: impl Fn() -> Option<ContainerMemory>) -> Option<u64> {
+    let refaults =
+        |memory: &ContainerMemory| memory.refaults.into_iter().flatten().reduce(u64::saturating_add);
     let first = memory()?;
-    let used = LimitUse { usage, limit, unreclaimable: first.unreclaimable, file: first.file };
-    let before = first.refaults[1].filter(|_| used.is_full())?;
+    let before = refaults(&first).filter(|_| LimitUse::of(&first).is_some_and(|used| used.is_taken()))?;
     let began = Timestamp::now();
     std::thread::sleep(REREAD_TIME);
-    let pages = memory()?.refaults[1]?.saturating_sub(before);
+    let last = memory()?;
+    let pages = refaults(&last)?.saturating_sub(before);
     let seconds = Timestamp::now().since(began).as_secs_f64();
     let reread = pages as f64 * rustix::param::page_size() as f64 / seconds;
-    used.is_rereading(reread).then_some(reread as u64)
+    LimitUse::of(&last).is_some_and(|used| used.is_rereading(reread)).then_some(reread as u64)
 }

@@ -25,10 +25,8 @@ pub(super) fn what(diagnosis: &Diagnosis, noun: Noun) -> String {
         Incident::Kill(incident) => killed(incident, diagnosis, noun),
         Incident::OutsideKill(incident) => killed_outside(incident, diagnosis),
         Incident::NoKill { exhausted, requested_by, no_kill } => {
-            let by = match &**requested_by {
-                "" => String::new(),
-                by => format!(" when {} asked for memory", name(by)),
-            };
+            let by = requested_by.as_ref();
+            let by = by.map_or_else(String::new, |by| format!(" when {} asked for memory", name(by)));
             let end = match no_kill {
                 NoKill::Panic => "and the kernel panicked instead of killing a process.",
                 NoKill::PanicNoVictim => "and the kernel panicked, because no process could be killed.",
@@ -121,7 +119,7 @@ fn killed(incident: &KillIncident, diagnosis: &Diagnosis, noun: Noun) -> String 
 
 fn killed_outside(OutsideKill { kill, exhausted, owner }: &OutsideKill, diagnosis: &Diagnosis) -> String {
     let owner = match owner {
-        OutsideOwner::UnprovenContainer { id, place } => {
+        OutsideOwner::UnprovenContainer { container_id: id, ran_in: place } => {
             let ran =
                 place.as_ref().map_or_else(String::new, |place| format!("It ran in {}. ", place_noun(place)));
             format!(
@@ -130,10 +128,10 @@ fn killed_outside(OutsideKill { kill, exhausted, owner }: &OutsideKill, diagnosi
                 id.get(..SHORT_ID).unwrap_or(id)
             )
         }
-        OutsideOwner::NoContainer { place: None } => {
+        OutsideOwner::NoContainer { ran_in: None } => {
             "It belongs to no container of Docker, Podman or Kubernetes.".to_owned()
         }
-        OutsideOwner::NoContainer { place: Some(place) } => {
+        OutsideOwner::NoContainer { ran_in: Some(place) } => {
             format!("It ran in {}, in no container of Docker, Podman or Kubernetes.", place_noun(place))
         }
         OutsideOwner::Pending => "Evidence of its owner may still arrive: retry in a few seconds.".to_owned(),
@@ -173,7 +171,7 @@ fn because(exhausted: &Exhausted, machine: &str, noun: Noun) -> String {
         ),
         Exhausted::Host => format!("{machine} ran out of memory"),
         Exhausted::Limit { of, limit_bytes, with_swap } => reached(of, *limit_bytes, *with_swap, noun),
-        Exhausted::Unnamed => "memory ran out".to_owned(),
+        Exhausted::Unknown => "memory ran out".to_owned(),
     }
 }
 
@@ -183,7 +181,7 @@ fn reached(of: &LimitOwner, limit: Option<u64>, with_swap: bool, noun: Noun) -> 
         LimitOwner::Container => (noun.the().to_owned(), "its"),
         LimitOwner::Inside { cgroup } => (format!("the cgroup {} inside it", path(cgroup)), "its"),
         LimitOwner::Above => (format!("a cgroup above {}", noun.the()), "its"),
-        LimitOwner::Unnamed => (format!("a cgroup (most likely {}'s own)", noun.the()), "its"),
+        LimitOwner::LikelyContainer => (format!("a cgroup (most likely {}'s own)", noun.the()), "its"),
         LimitOwner::PlaceAbove { place } => (format!("{} above it", place_noun(place)), "its"),
         LimitOwner::Place { place: place @ (CgroupPlace::AllPods { .. } | CgroupPlace::NamedPod { .. }) } => {
             let size = limit.map_or_else(String::new, |limit| format!(", {},", bytes(limit)));

@@ -112,10 +112,9 @@ pub(super) fn finding(finding: &RunFinding, diagnosis: &Diagnosis, noun: Noun) -
                      freed."
                         .to_owned()
                 }
-                (_, Some(reread)) => format!(
-                    " It reads its last page cache again and again, also the code of its programs: {} a second.",
-                    bytes(*reread)
-                ),
+                (_, Some(reread)) => {
+                    format!(" What is taken from it it reads again at once: {} a second.", bytes(*reread))
+                }
                 (Some(percent), None) => {
                     format!(" In the last 10 s all its processes waited for memory in {percent:.0} % of the time.")
                 }
