@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use crate::config::Config;
-use crate::diagnose::live::Coverage;
+use crate::diagnose::live::{Coverage, MissingLedger};
 use crate::export::words::screen::wrap;
-use crate::export::words::{CoverageHint, coverage_hints};
+use crate::export::words::{CoverageHint, coverage_hints, missing_ledger};
 use crate::parse::container_id;
 use crate::text::shell_quoted;
 
@@ -35,9 +35,14 @@ pub fn command_with_all_rights(config: &Config, question: &[&str]) -> String {
 
 /// Returns the section that describes how far an answer reaches, and what gives the rest; empty if nothing is missing. `missing`: why there is no ledger. `shown`:
 /// sentences that the answer begins with.
-pub fn section(coverage: &Coverage, missing: Option<&str>, command: &str, shown: &[String]) -> String {
+pub fn section(
+    coverage: &Coverage,
+    missing: Option<&MissingLedger>,
+    command: &str,
+    shown: &[String],
+) -> String {
     let mut text = String::new();
-    let missing = missing.map(|missing| CoverageHint { text: missing.to_owned(), command: None });
+    let missing = missing.map(|it| CoverageHint { text: missing_ledger(it) + ".", command: None });
     let hints = coverage_hints(coverage, command).into_iter().filter(|hint| !shown.contains(&hint.text));
     for CoverageHint { text: sentence, command } in hints.chain(missing) {
         wrap(&mut text, "  - ", &sentence);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::control;
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::diagnose::live::Coverage;
+use crate::diagnose::live::{Coverage, MissingLedger};
 use crate::discover::history::{self, ExistingContainer};
 use crate::events::LedgerEvent;
 use crate::http::{MAX_EVENTS, MAX_IDS};
@@ -45,8 +45,8 @@ pub enum LedgerSource<'a> {
 }
 
 impl<'a> LedgerSource<'a> {
-    /// Opens the ledger. Returns also why there is none, for people.
-    pub fn open(config: &'a Config, timeout: Duration) -> (Self, Option<String>) {
+    /// Opens the ledger. Returns also why there is none.
+    pub fn open(config: &'a Config, timeout: Duration) -> (Self, Option<MissingLedger>) {
         let Some(directory) = config.state.path.as_deref() else {
             return match control::is_available(config, timeout) {
                 true => Self::of_socket(config, timeout),
@@ -60,19 +60,16 @@ impl<'a> LedgerSource<'a> {
             {
                 Self::of_socket(config, timeout)
             }
-            Err(StoreError::NoLedger { .. }) => (Self::Missing, Some(no_ledger(directory))),
-            Err(error) => {
-                let why = format!("The ledger cannot be read: {}.", crate::text::error_chain(&error));
-                (Self::Unreadable, Some(why))
-            }
+            Err(error @ StoreError::NoLedger { .. }) => (Self::Missing, Some(missing(directory, &error))),
+            Err(error) => (Self::Unreadable, Some(missing(directory, &error))),
         }
     }
 
     /// Uses the control socket if it serves this process.
-    fn of_socket(config: &'a Config, timeout: Duration) -> (Self, Option<String>) {
+    fn of_socket(config: &'a Config, timeout: Duration) -> (Self, Option<MissingLedger>) {
         match control::events(config, &Query { limit: 1, only_notable: true, ..Query::default() }, timeout) {
             Ok(_) => (Self::ControlSocket { config, timeout }, None),
-            Err(error) => (Self::Unreadable, Some(unreadable(&error))),
+            Err(error) => (Self::Unreadable, Some(MissingLedger::Unreadable { error: format!("{error:#}") })),
         }
     }
 
@@ -162,10 +159,8 @@ pub struct HostLedger<'a> {
     pub containers: Vec<ExistingContainer>,
     /// How far the sources reach.
     pub coverage: Coverage,
-    /// Why there is no recorded ledger, for people.
-    pub missing: Option<String>,
-    /// There is one that cannot be read.
-    pub is_unreadable: bool,
+    /// Why there is no recorded ledger.
+    pub missing: Option<MissingLedger>,
 }
 
 impl<'a> HostLedger<'a> {
@@ -190,23 +185,20 @@ impl<'a> HostLedger<'a> {
         match served {
             Some((ledger @ LedgerSource::ControlSocket { .. }, _)) => {
                 past.leave_to_serve();
-                return Ok(Self::of(ledger, Coverage::of(&past, now, true), past, (None, false)));
+                return Ok(Self::of(ledger, Coverage::of(&past, now, true), past, None));
             }
             Some((_, why)) => refused = why,
             None => {}
         }
         // after the host was read: what was written meanwhile is not read twice
-        let loaded = file.unwrap_or_else(|| Err((no_server(config), false))).and_then(|file| {
-            let state = file.load().map_err(|error| unreadable_file(&error))?;
+        let loaded = file.unwrap_or_else(|| Err(no_server(config))).and_then(|file| {
+            let state = file.load().map_err(|error| unreadable(&error))?;
             Ok((file, state))
         });
-        let (file, state, missing, is_unreadable) = match loaded {
-            Ok((file, state)) => (Some(file), state, None, false),
+        let (file, state, missing) = match loaded {
+            Ok((file, state)) => (Some(file), state, None),
             // a memledger that does not answer has the ledger
-            Err((why, is_unreadable)) => {
-                let is_unreadable = is_unreadable || refused.is_some();
-                (None, LedgerState::default(), Some(refused.unwrap_or(why)), is_unreadable)
-            }
+            Err(missing) => (None, LedgerState::default(), Some(refused.unwrap_or(missing))),
         };
         let now = Timestamp::now();
         let start = CountingStart { log_usec: u64::MAX, at: f64::INFINITY };
@@ -216,60 +208,48 @@ impl<'a> HostLedger<'a> {
             None => StoreReader::in_memory(&changes)?,
         };
         let coverage = Coverage::of(&past, now, !state.is_new());
-        Ok(Self::of(LedgerSource::File(reader), coverage, past, (missing, is_unreadable)))
+        Ok(Self::of(LedgerSource::File(reader), coverage, past, missing))
     }
 
     fn of(
         ledger: LedgerSource<'a>,
         coverage: Coverage,
         past: HostPast,
-        (missing, is_unreadable): (Option<String>, bool),
+        missing: Option<MissingLedger>,
     ) -> Self {
         let containers = past.runtimes.into_iter().flat_map(|history| history.containers).collect();
-        Self { ledger, containers, coverage, missing, is_unreadable }
+        Self { ledger, containers, coverage, missing }
     }
 
-    /// Opens the file. Otherwise returns why there is none, and whether there is one that cannot be read.
-    fn open_file(config: &Config) -> Result<StoreReader, (String, bool)> {
-        let Some(directory) = config.state.path.as_deref() else { return Err((no_server(config), false)) };
-        StoreReader::open_within(directory, TIMEOUT).map_err(|error| match error {
-            StoreError::NoLedger { .. } => (no_ledger(directory), false),
-            error => unreadable_file(&error),
-        })
+    /// Opens the file. Otherwise returns why there is none.
+    fn open_file(config: &Config) -> Result<StoreReader, MissingLedger> {
+        let Some(directory) = config.state.path.as_deref() else { return Err(no_server(config)) };
+        StoreReader::open_within(directory, TIMEOUT).map_err(|error| missing(directory, &error))
+    }
+
+    /// Returns whether there is a ledger that cannot be read.
+    pub fn is_unreadable(&self) -> bool {
+        matches!(self.missing, Some(MissingLedger::Unreadable { .. }))
     }
 
     /// Returns whether there was anything to read.
     pub fn is_answered(&self) -> bool {
-        match (&self.missing, self.is_unreadable) {
-            (_, true) => false,
-            (Some(_), false) => self.coverage.has_kernel_log(),
-            (None, false) => true,
-        }
+        !self.is_unreadable() && (self.missing.is_none() || self.coverage.has_kernel_log())
     }
 }
 
-/// Returns why a ledger is not used that cannot be read.
-fn unreadable(error: &anyhow::Error) -> String {
-    format!("The ledger cannot be read: {error:#}.")
-}
-
-fn unreadable_file(error: &StoreError) -> (String, bool) {
-    (format!("The ledger cannot be read: {}.", crate::text::error_chain(error)), true)
-}
-
-fn no_ledger(directory: &Path) -> String {
-    format!(
-        "There is no ledger in {}: memledger serve has not run on this host, or has another --state.path.",
-        directory.display()
-    )
-}
-
-fn no_server(config: &Config) -> String {
-    match &config.local.socket {
-        Some(socket) => format!(
-            "--state.path is empty, and no memledger serve answers on the control socket {}.",
-            socket.display()
-        ),
-        None => "--state.path and --local.socket are empty.".to_owned(),
+/// Returns why the ledger in a directory is not used.
+fn missing(directory: &Path, error: &StoreError) -> MissingLedger {
+    match error {
+        StoreError::NoLedger { .. } => MissingLedger::NoFile(directory.to_owned()),
+        error => unreadable(error),
     }
+}
+
+fn unreadable(error: &StoreError) -> MissingLedger {
+    MissingLedger::Unreadable { error: crate::text::error_chain(error) }
+}
+
+fn no_server(config: &Config) -> MissingLedger {
+    MissingLedger::NoServer { socket: config.local.socket.clone() }
 }

@@ -78,9 +78,9 @@ pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let filter = query.container.as_ref().map(|container| format!("--container={container}"));
         let question: Vec<&str> = std::iter::once("events").chain(filter.as_deref()).collect();
         let command = coverage::command_with_all_rights(&config, &question);
-        eprint!("{}", coverage::section(&host.coverage, host.missing.as_deref(), &command, &[]));
+        eprint!("{}", coverage::section(&host.coverage, host.missing.as_ref(), &command, &[]));
     }
-    Ok(if host.is_unreadable { ExitCode::from(super::UNANSWERED) } else { ExitCode::SUCCESS })
+    Ok(if host.is_unreadable() { ExitCode::from(super::UNANSWERED) } else { ExitCode::SUCCESS })
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

@@ -105,7 +105,7 @@ impl NewestKills {
         let query = Query { since, only_notable: true, ..Query::default() };
         let found = HostLedger::open(config, now, None).map_err(anyhow::Error::from);
         let found = found.and_then(|host| {
-            Ok((host.ledger.events(&query)?, host.is_unreadable || host.coverage.is_incomplete()))
+            Ok((host.ledger.events(&query)?, host.is_unreadable() || host.coverage.is_incomplete()))
         });
         let is_incomplete = found.as_ref().map_or(true, |(_, is_incomplete)| *is_incomplete);
         let mut kills = found.map_or(vec![], |(kills, _)| kills);

@@ -15,6 +15,7 @@ use super::{NO, NotFound, USAGE, answers, json_flag, print};
 use crate::clock::Timestamp;
 use crate::config::{Config, since};
 use crate::export::runs::{self, MAX_COMPARED};
+use crate::export::words::missing_ledger;
 use crate::http::MAX_RUNS;
 use crate::ledger::store::{RunQuery, files_moved_aside};
 use crate::overview::{Details, GpuOverview};
@@ -303,7 +304,7 @@ impl<'a> Runs<'a> {
     fn open(config: &'a Config) -> anyhow::Result<Self> {
         match LedgerSource::open(config, super::control::TIMEOUT) {
             (LedgerSource::Missing | LedgerSource::Unreadable, why) => {
-                bail!("{}", why.unwrap_or_default().trim_end_matches('.'))
+                bail!("{}", why.as_ref().map_or_else(String::new, missing_ledger))
             }
             (source, _) => Ok(Self(source)),
         }

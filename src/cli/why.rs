@@ -368,7 +368,7 @@ impl Answer<'_> {
     }
 
     fn coverage(&self, shown: &[String]) -> String {
-        coverage::section(&self.host.coverage, self.host.missing.as_deref(), &self.command, shown)
+        coverage::section(&self.host.coverage, self.host.missing.as_ref(), &self.command, shown)
     }
 
     /// Returns the kills of containers that have no name, and those without any.

@@ -1,11 +1,30 @@
 //! How far the sources of an answer reach.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use crate::clock::Timestamp;
 use crate::discover::RuntimeKind;
 use crate::discover::history::RuntimeHistory;
 use crate::ledger::catch_up::{HostPast, LogCoverage};
+
+/// Why there is no recorded ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MissingLedger {
+    /// There is none in this directory.
+    NoFile(PathBuf),
+    /// No directory is set, and no `memledger serve` answers.
+    NoServer {
+        /// The control socket, if one is set.
+        socket: Option<PathBuf>,
+    },
+    /// There is one that cannot be read, or a memledger that does not show it.
+    Unreadable {
+        /// The error.
+        error: String,
+    },
+}
 
 /// A runtime of which something is missing.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -16,7 +16,7 @@ use crate::discover::{ContainerId, Hierarchy, Version};
 use crate::host::Dir;
 use crate::parse::cgroup::StatV1;
 use crate::parse::keyed;
-pub use coverage::{Coverage, RuntimeCoverage};
+pub use coverage::{Coverage, MissingLedger, RuntimeCoverage};
 
 /// Between two readings of a container that is full, and nearly all of it taken.
 const REREAD_TIME: Duration = Duration::from_secs(1);

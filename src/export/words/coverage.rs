@@ -1,8 +1,24 @@
 //! What is said of how far the sources of an answer reach.
 
 use super::terms::time;
-use crate::diagnose::live::{Coverage, RuntimeCoverage};
+use crate::diagnose::live::{Coverage, MissingLedger, RuntimeCoverage};
 use crate::ledger::catch_up::LogCoverage;
+
+/// Says why there is no recorded ledger, without a full stop.
+pub fn missing_ledger(missing: &MissingLedger) -> String {
+    match missing {
+        MissingLedger::NoFile(directory) => format!(
+            "There is no ledger in {}: memledger serve has not run on this host, or has another --state.path",
+            directory.display()
+        ),
+        MissingLedger::NoServer { socket: Some(socket) } => format!(
+            "--state.path is empty, and no memledger serve answers on the control socket {}",
+            socket.display()
+        ),
+        MissingLedger::NoServer { socket: None } => "--state.path and --local.socket are empty".to_owned(),
+        MissingLedger::Unreadable { error } => format!("The ledger cannot be read: {error}"),
+    }
+}
 
 /// Shows the kills that the kernel's buffer has lost, where there is a journal.
 const JOURNAL: &str = "journalctl -k -b | memledger why --kernel-log -";

@@ -27,7 +27,7 @@ pub use answer::{
     NEWEST_OF_HOST, NoKillInLog, first_of_several, kills_of_unknown_containers, log_is_cut, no_kill_in_log,
     omitted_kills, reversed_is_cut, unread_kill, utf16_is_cut,
 };
-pub use coverage::{CoverageHint, coverage_hints, missing_runtimes};
+pub use coverage::{CoverageHint, coverage_hints, missing_ledger, missing_runtimes};
 pub use document::WhyDocument;
 pub use run::not_found;
 pub use terms::{roles, short_ids, time};
