@@ -75,6 +75,8 @@ impl LimitUse {
 pub(super) struct LimitStall {
     /// The begin of the window, and the counter then.
     window: Option<(Timestamp, u64)>,
+    /// Its reading with the most usage: what the kernel frees leaves a small limit for a moment.
+    fullest: LimitUse,
     /// By the last window.
     waits: bool,
     /// The begin of the first window in which it waited, since when it has.
@@ -98,17 +100,18 @@ impl LimitStall {
         };
         let (began, before) = *self.window.get_or_insert((now, counter));
         let elapsed = now.since(began);
+        if used.usage >= self.fullest.usage {
+            self.fullest = used;
+        }
         if is_new && elapsed >= MIN_WINDOW {
             let rate = counter.saturating_sub(before) as f64 / elapsed.as_secs_f64();
             self.waits = match memory.pressure {
-                Some(_) => used.is_stalled(rate / 1e6),
-                None => used.is_rereading(rate * rustix::param::page_size() as f64),
+                Some(_) => self.fullest.is_stalled(rate / 1e6),
+                None => self.fullest.is_rereading(rate * rustix::param::page_size() as f64),
             };
             self.since = self.since.or(Some(began)).filter(|_| self.waits);
-            self.window = Some((now, counter));
+            (self.window, self.fullest) = (Some((now, counter)), LimitUse::default());
         }
-        // freed meanwhile
-        self.since = self.since.filter(|_| used.is_full());
         Some(self.since.is_some_and(|since| now.since(since) >= MIN_TIME))
     }
 }
@@ -160,6 +163,12 @@ mod tests {
             ..memory(299, 272, 25)
         };
         assert_eq!(seconds(0..40, late), (10..40).collect::<Vec<_>>());
+        // what was just freed leaves the limit for a moment, and what was freed for good ends it with its window
+        let sways = |second: u64| ContainerMemory {
+            refaults: refaults(270_000 * second),
+            ..memory(if second % 2 == 1 && second < 30 { 299 } else { 290 }, 272, 16)
+        };
+        assert_eq!(seconds(0..40, sways), (10..32).collect::<Vec<_>>());
         // swap that is read again is in the anonymous counter
         let swaps = |second: u64| ContainerMemory {
             refaults: [Some(9_000 * second), Some(0)],

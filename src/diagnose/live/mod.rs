@@ -85,16 +85,16 @@ pub fn current_usage(
         let is_readable = config.host_paths.in_initial_pid_namespace() && !found.is_truncated;
         lists.filter(|_| is_readable).map(|lists| lists.contains(&true))
     };
-    let usage_bytes = crate::parse::number(read(usage)?.trim_ascii())?;
+    let usage_now = || crate::parse::number(read(usage)?.trim_ascii());
     let limit_bytes = crate::parse::cgroup::limit(&read(limit)?).flatten();
     let high_bytes = read("memory.high").and_then(|text| crate::parse::cgroup::limit(&text)).flatten();
     let memory = || {
         let stat = StatV1::parse(&read("memory.stat")?);
-        Some(ContainerMemory { usage: usage_bytes, limit: limit_bytes, ..ContainerMemory::of_v1(stat) })
+        Some(ContainerMemory { usage: usage_now()?, limit: limit_bytes, ..ContainerMemory::of_v1(stat) })
     };
     Some(CurrentUsage {
         has_processes: has_processes(),
-        usage_bytes,
+        usage_bytes: usage_now()?,
         limit_bytes,
         high_bytes,
         reread_bytes_per_second: if hierarchy.version == Version::V1 { reread(memory) } else { None },
