@@ -71,23 +71,28 @@ pub fn command() -> Command {
     super::answers(command, "an end or a kill was found", "none was found")
 }
 
+/// Returns what is wrong with the arguments. `is_last`: the newest of this host is asked for.
+fn wrong_use(container: Option<&str>, is_last: bool) -> Option<String> {
+    let container = container?;
+    if container.trim().is_empty() {
+        let hint = "set its name, its id or the beginning of its id, or --last";
+        return Some(format!("the container is empty; {hint}"));
+    }
+    is_last.then(|| {
+        format!("--last is about any container; leave out {container:?}, or name a --kernel-log too")
+    })
+}
+
 pub fn run(config: Config, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let container = matches.get_one::<String>("container").map(String::as_str);
-    if container.is_some_and(|container| container.trim().is_empty()) {
-        eprintln!(
-            "memledger: the container is empty; set its name, its id or the beginning of its id, or --last"
-        );
+    let file = matches.get_one::<String>("kernel-log");
+    if let Some(error) = wrong_use(container, matches.get_flag("last") && file.is_none()) {
+        eprintln!("memledger: {error}");
         return Ok(ExitCode::from(super::USAGE));
     }
-    if let Some(file) = matches.get_one::<String>("kernel-log") {
+    if let Some(file) = file {
         let [last, all, json] = ["last", "all", "json"].map(|flag| matches.get_flag(flag));
         return kernel_log_file::run(&LogQuery { file, container, last, all, json });
-    }
-    if let (Some(container), true) = (container, matches.get_flag("last")) {
-        eprintln!(
-            "memledger: --last is about any container; leave out {container:?}, or name a --kernel-log too"
-        );
-        return Ok(ExitCode::from(super::USAGE));
     }
     let now = Timestamp::now();
     let mut host = HostLedger::open(&config, now, container)?;

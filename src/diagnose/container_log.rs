@@ -77,7 +77,7 @@ pub enum LogRemedy {
         container: String,
     },
     /// What the error needs.
-    MendLoggedError {
+    FixLoggedError {
         /// The error.
         error: HostError,
     },
@@ -177,7 +177,7 @@ pub fn add_logged_error(diagnosis: &mut Diagnosis, found: Option<&LoggedError>) 
         // it runs, or nothing is known of its end
         (LogError::Host(error), None) => {
             diagnosis.findings.push(LogFinding::LoggedError { error, last_at: Some(at) }.into());
-            diagnosis.advice.push(LogRemedy::MendLoggedError { error: error.error }.into());
+            diagnosis.advice.push(LogRemedy::FixLoggedError { error: error.error }.into());
         }
     }
 }
@@ -210,7 +210,7 @@ pub(super) fn explain_by(diagnosis: &mut Diagnosis, error: HostErrorText) {
         exit.why = ExitWhy::ByLog;
     }
     diagnosis.findings.insert(0, LogFinding::LoggedError { error, last_at: None }.into());
-    diagnosis.advice = vec![LogRemedy::MendLoggedError { error: error.error }.into()];
+    diagnosis.advice = vec![LogRemedy::FixLoggedError { error: error.error }.into()];
 }
 
 /// Ends that the text of a program explains: abort() of a first process looks like a crash.
@@ -249,7 +249,7 @@ mod tests {
         let (line, error) = (Evidence::new("log", "the line"), HostError::Shm);
         let (findings, evidence, advice) = added(Some((500.0, LogError::Host(error.into()))));
         let logged = LogFinding::LoggedError { error: error.into(), last_at: Some(500.0) };
-        let remedy = LogRemedy::MendLoggedError { error };
+        let remedy = LogRemedy::FixLoggedError { error };
         assert_eq!((findings, evidence), (vec![Finding::Log(logged)], vec![line.clone()]));
         assert_eq!(advice, [Recommendation::Remedy(Remedy::Log(remedy))]);
         let cuda = LogError::Cuda(CudaOomText { framework: "torch", ..CudaOomText::default() });

@@ -14,7 +14,10 @@ pub fn never_started(subject: ContainerRef, error: &str, now: f64) -> Diagnosis 
     let incident = Incident::StartFailed { error: error.to_owned() };
     Diagnosis {
         subject: Some(subject),
-        advice: start_error(error).map(|error| StartRemedy::MendStart { error }.into()).into_iter().collect(),
+        advice: start_error(error)
+            .map(|error| StartRemedy::FixStartError { error }.into())
+            .into_iter()
+            .collect(),
         ..Diagnosis::new(Cause::NeverStarted, Confidence::Certain, incident, now)
     }
 }
@@ -99,7 +102,8 @@ fn remedy_at_limit(usage: &CurrentUsage) -> Option<LimitRemedy> {
 /// Adds to a diagnosis of the past that the container, or a newer one of its name that was named last, is at its limit now.
 pub fn add_usage(diagnosis: &mut Diagnosis, usage: &CurrentUsage) {
     diagnosis.findings.extend(usage.is_stalled().then(|| uses(usage).into()));
-    diagnosis.advice.extend(remedy_at_limit(usage).map(Recommendation::from));
+    // it is what helps now
+    diagnosis.advice.splice(0..0, remedy_at_limit(usage).map(Recommendation::from));
 }
 
 /// Adds to a diagnosis what the runtime says about the container now.

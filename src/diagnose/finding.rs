@@ -100,7 +100,7 @@ fn without_reports<S: Serializer>(kill: &Option<Box<Kill>>, serializer: S) -> Re
 #[serde(tag = "remedy", rename_all = "snake_case")]
 pub enum StartRemedy {
     /// What the error needs.
-    MendStart {
+    FixStartError {
         /// The error.
         error: StartError,
     },

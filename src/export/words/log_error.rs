@@ -41,7 +41,7 @@ pub(super) fn remedy(remedy: &LogRemedy, noun: Noun) -> String {
         LogRemedy::ReadLog { container } => format!(
             "memledger why {container} --logs looks there for errors of GPU memory (CUDA), of shared memory and of allocations; unasked memledger reads no log."
         ),
-        LogRemedy::MendLoggedError { error } => mend_logged_error(*error, noun),
+        LogRemedy::FixLoggedError { error } => fix_logged_error(*error, noun),
     }
 }
 
@@ -135,7 +135,7 @@ fn own_limit_text(limit: ProgramLimit, the: &str) -> String {
 }
 
 /// Returns what to try against an error.
-fn mend_logged_error(error: HostError, noun: Noun) -> String {
+fn fix_logged_error(error: HostError, noun: Noun) -> String {
     let the = noun.the();
     let text = match error {
         HostError::Shm => {

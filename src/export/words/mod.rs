@@ -126,7 +126,9 @@ fn of_remedy(remedy: &Remedy, diagnosis: &Diagnosis) -> String {
         Remedy::Monitor(remedy) => notice::monitor_remedy(remedy, noun),
         Remedy::Notice(remedy) => notice::remedy(remedy),
         Remedy::Refusal(remedy) => refusal::remedy(remedy),
-        Remedy::Start(StartRemedy::MendStart { error }) => start_error::mend_start(*error).to_owned(),
+        Remedy::Start(StartRemedy::FixStartError { error }) => {
+            start_error::fix_start_error(*error).to_owned()
+        }
         Remedy::Start(StartRemedy::StopLostContainer) => {
             let runtime = diagnosis.subject.as_ref().map(|subject| subject.runtime).unwrap_or_default();
             let called =

@@ -63,10 +63,10 @@ pub(super) fn report(finding: &ReportFinding) -> String {
             part(share)
         ),
         ReportFinding::HeldByKilled { share, process, pid } => format!(
-            "{}: most often a process that was killed just before still holds it, here {} (pid {}).",
+            "{}: most often a process that was killed just before still holds it, here {}{}.",
             unaccounted(share),
             name(process),
-            pid.unwrap_or(0)
+            pid.map_or_else(String::new, |pid| format!(" (pid {pid})"))
         ),
         ReportFinding::UnaccountedInCgroup { share } => format!(
             "{}: most often another process of that cgroup, killed less than a second before, still holds it, or pages of a driver \

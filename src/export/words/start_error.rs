@@ -17,7 +17,7 @@ pub(super) fn summary(error: &str) -> String {
 }
 
 /// Returns what to do about such an error.
-pub(super) fn mend_start(error: StartError) -> &'static str {
+pub(super) fn fix_start_error(error: StartError) -> &'static str {
     match error {
         StartError::NoNvidiaRuntime => {
             "The engine has no NVIDIA runtime: install the NVIDIA Container Toolkit, then nvidia-ctk runtime configure --runtime=docker and \
